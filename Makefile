@@ -17,8 +17,8 @@ help: ## list the targets
 setup: ## make .venv hold what requirements/dev.txt names (every target below does this itself)
 	@python3 scripts/setup.py
 
-demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm or vllm-in-place: with real vLLM on CPU; CLUSTER=kind or k3d: in containers, with your Docker; KEEP=1: keep the cluster
-	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)") $(if $(CLUSTER),--cluster "$(CLUSTER)") $(if $(KEEP),--keep)
+demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm or vllm-in-place: with real vLLM on CPU; CLUSTER=kind or k3d: in containers, with your Docker; SHOW=refresh: a drafter is trained further on recorded prompts; KEEP=1: keep the cluster
+	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)") $(if $(CLUSTER),--cluster "$(CLUSTER)") $(if $(SHOW),--show "$(SHOW)") $(if $(KEEP),--keep)
 
 quick: setup ## format, lint, types, layers, words and the fast unit tests, in a minute; PKG=folder of tests/unit: its tests alone
 	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target quick-lint quick-types quick-layers quick-tests

@@ -1,6 +1,7 @@
 """A benchmark of parts that can run alone: PARTS in the environment chooses some of them.
 
-Guarantee: the results of parts that run alone are in a file named after them, so they never replace those of others.
+Guarantee: the results of parts that run alone are in a file named after them, so they never replace those of others. In a page,
+each part has a section of its own, which its run alone replaces.
 """
 
 from __future__ import annotations
@@ -31,3 +32,9 @@ def name_result(benchmark: str, parts: Mapping[str, Part]) -> str:
     """Return the name of the file of results."""
     names = choose_parts(parts, os.environ.get("PARTS", ""))
     return "-".join([benchmark, *names]) if len(names) < len(parts) else benchmark
+
+
+def replace_section(text: str, name: str, written: str) -> str:
+    """Return a page with the lines between `<!-- name -->` and the next `<!-- end -->` replaced."""
+    before, mark, rest = text.partition(f"<!-- {name} -->\n")
+    return f"{before}{mark}{written}\n{rest[rest.index('<!-- end -->') :]}"

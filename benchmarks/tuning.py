@@ -53,6 +53,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import _tuning_fleet_report as fleet
+from benchmarks._parts import replace_section
 from benchmarks._tuning_replay import REPLICAS, Published, choose, grids
 from benchmarks._tuning_rules import BANDITS, DAY_MINUTES, MEASURE_MINUTES, RELOAD_MINUTES, RULES, day
 
@@ -178,6 +179,5 @@ def document(docs: Path) -> None:
     text = page.read_text()
     for name, written in (("results", table([grid.name for grid in grids()])), ("fleet", "\n".join(_fleet))):
         if written:
-            before, _, rest = text.partition(f"<!-- {name} -->\n")
-            text = f"{before}<!-- {name} -->\n{written}\n{rest[rest.index('<!-- end -->') :]}"
+            text = replace_section(text, name, written)
     page.write_text(text)

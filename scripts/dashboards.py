@@ -252,7 +252,7 @@ def _select(metric: str, scope: str, labels: Mapping[str, str]) -> str:
 
 _ACCEPTANCE_DESCRIPTION = "Mean acceptance length: 1 + accepted draft tokens / drafts. 1 means that no draft token is accepted."
 _DRIFT_DESCRIPTION = (
-    "Acceptance length of the stable pods against that of their promotion. Below -15 % the condition Degraded is "
+    "Acceptance length of the stable pods against their reference. Below -15 % the condition Degraded is "
     "AcceptanceRegression: the requests have changed, or the drafter fits them less well."
 )
 
@@ -362,7 +362,7 @@ FLEET = Dashboard(
             thresholds=(("green", 1.05),),
         ),
         _graph(
-            "Acceptance since promotion",
+            "Acceptance against the reference",
             f"{_DRIFT_DESCRIPTION} The ten lowest.",
             "percentunit",
             (
@@ -480,10 +480,10 @@ DEPLOYMENT = Dashboard(
         ),
         _graph(
             "Acceptance length",
-            f"{_ACCEPTANCE_DESCRIPTION} The line `at promotion` is the level of the analysis that promoted the stable revision.",
+            f"{_ACCEPTANCE_DESCRIPTION} The line `reference` is what the stable pods are compared with.",
             "none",
             (f"max by (arm) ({_own('aerie_acceptance_length')})", "{{arm}}"),
-            (f"max({_own('aerie_promoted_acceptance_length')})", "at promotion"),
+            (f"max({_own('aerie_promoted_acceptance_length')})", "reference"),
             minimum=1,
             decimals=2,
             base_color="red",

@@ -1,6 +1,6 @@
 """Write the generated files: the CustomResourceDefinition, from the models of the resource; the pages of the reference, each from
-what the code has of its subject; the drawn pictures; and in the chart a copy of the definition, the descriptions of its values,
-and the dashboards.
+what the code has of its subject; the drawn pictures; the revisions of the bundle, where files name them; and in the chart a copy
+of the definition, the descriptions of its values, and the dashboards.
 
 python -m scripts.generate            write the files
 python -m scripts.generate --check    name the outdated files, and exit with status 1 if there are any
@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 
 from aerie.api.crd import build_custom_resource_definition
-from scripts import chart, dashboards, pictures
-from scripts.reference import annotation_table, checks, cli, events, metrics, resource, versions
+from scripts import bundle_revisions, chart, dashboards, pictures
+from scripts.reference import annotation_table, catalog, checks, cli, events, metrics, resource, training, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "aerie"
@@ -24,11 +24,13 @@ FROM_VALUES = ("README.md", "values.schema.json")
 FROM_DASHBOARDS = tuple(f"{dashboard.name}.json" for dashboard in dashboards.DASHBOARDS)
 PAGES: dict[str, Callable[[], str]] = {
     "annotations.md": annotation_table.page,
+    "catalog.md": catalog.page,
     "cli.md": cli.page,
     "events.md": events.page,
     "metrics.md": metrics.page,
     "preflight-checks.md": checks.page,
     "resource.md": resource.page,
+    "training.md": training.page,
     "vllm-versions.md": versions.page,
 }
 """Pages of docs/reference that are generated, and the function that renders each."""
@@ -49,6 +51,7 @@ def files() -> Iterator[tuple[Path, str]]:
         yield CHART / chart_path, content
     for file_name, content in dashboards.files():
         yield CHART / "files" / "dashboards" / file_name, content
+    yield from bundle_revisions.files(ROOT)
 
 
 def main(arguments: list[str]) -> int:
@@ -72,6 +75,8 @@ def _find_source(path: Path) -> str:
         return "scripts/pictures.py"
     if path.name in FROM_VALUES:
         return "charts/aerie/values.yaml"
+    if path.suffix in (".py", ".toml") or path.name.startswith("demo"):
+        return str(bundle_revisions.REGISTRY)
     return "scripts/dashboards.py" if path.name in FROM_DASHBOARDS else "the code"
 
 

@@ -60,8 +60,12 @@ def main() -> int:
         # Set-up installs the projects themselves, editable.
         arguments = [*projects, f"--output-file=requirements/{name}.txt"]
         arguments += ["--no-emit-package=aerie-operator", "--no-emit-package=aerie-vllm"]
-        arguments += ["--extra=dev"] if name == "dev" else ["--constraint=requirements/dev.txt"]
-        arguments += ["--extra=tracing"] if name in ("dev", "operator") else []
+        arguments += (
+            ["--extra=dev", "--extra=datasets", "--extra=tensorboard", "--extra=wandb"]
+            if name == "dev"
+            else ["--constraint=requirements/dev.txt"]
+        )
+        arguments += ["--extra=tracing", "--extra=capture"] if name in ("dev", "operator") else []
         compile_lock(uv, arguments)
     build = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])
     compile_lock(uv, ["-", f"--output-file={BUILD_LOCK}", "--no-annotate", "--constraint=requirements/dev.txt"], build)

@@ -1,7 +1,8 @@
-"""The drawn pictures of README.md and docs/project/architecture.md, as SVG.
+"""The drawn pictures of README.md and the docs, as SVG.
 
 They are drawn here, so that they cannot differ from the code unnoticed: the layers of the operator are those of the import
-contract in pyproject.toml, and a test compares the phases and their arrows with the state machine. `make crds` writes the files.
+contract in pyproject.toml, a test compares the phases and their arrows with the state machine, and the refresh is drawn from the
+recorded run in benchmarks/results. `make crds` writes the files.
 
 Guarantees: a picture adapts to light and dark pages. Its text fits into the boxes by an estimate of the font's width:
 a longer one is an error. Not guaranteed: that arrows cross nothing. Look at a picture after a change.
@@ -9,12 +10,15 @@ a longer one is an error. Not guaranteed: that arrows cross nothing. Look at a p
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 760
@@ -128,6 +132,10 @@ class Picture:
         style = "arrow user" if is_user else "arrow"
         self.parts.append(f'<path class="{style}"{data} d="M{line}" marker-end="url(#head)"/>')
 
+    def line(self, *points: Point) -> None:
+        """Draw a line through points."""
+        self.parts.append(f'<path class="arrow" d="M{"L".join(f"{x:g} {y:g}" for x, y in points)}"/>')
+
     def _rectangle(self, box: Box, kind: str, radius: int = 4) -> None:
         self.parts.append(
             f'<rect class="{kind}" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="{radius}"/>'
@@ -156,6 +164,8 @@ def files() -> Iterator[tuple[str, str]]:
     yield "rollout.svg", draw_rollout().render()
     yield "data-flow.svg", draw_data_flow().render()
     yield "phases.svg", draw_phases().render()
+    timeline = json.loads((ROOT / "benchmarks" / "results" / "refresh-timeline.json").read_text())
+    yield "refresh.svg", draw_refresh(timeline).render()
     yield "layers.svg", draw_layers((ROOT / "pyproject.toml").read_text()).render()
 
 
@@ -341,12 +351,53 @@ def draw_phases() -> Picture:
     return picture
 
 
+def draw_refresh(timeline: dict[str, Any]) -> Picture:
+    """Draw the acceptance length of a run of `make demo SHOW=refresh` over time, and name its stages."""
+    stages, left, right, top, bottom = timeline["stages"], 44.0, WIDTH - 24.0, 56.0, 236.0
+    end: float = stages[-1]["end"]
+    lengths: list[float] = [length for _, length in timeline["curve"]] + [stage["acceptance_length"] for stage in stages]
+    lowest, highest = math.floor(5 * min(lengths)) / 5, math.ceil(5 * max(lengths)) / 5
+    picture = Picture(
+        "A refresh, from the change of the requests to the promotion",
+        "Acceptance length over time: "
+        + "; ".join(f"{stage['name']} {stage['acceptance_length']:.2f}" for stage in stages)
+        + ". It drops when the requests change, and is back with the refreshed drafter.",
+        bottom + 44 + 20 * len(stages),
+    )
+
+    def x(seconds: float) -> float:
+        return round(left + (right - left) * seconds / end, 1)
+
+    def y(length: float) -> float:
+        return round(bottom - (bottom - top) * (length - lowest) / (highest - lowest), 1)
+
+    picture.text((left, 14), "acceptance length; bars: mean of a stage")
+    for number, stage in enumerate(stages, start=1):
+        band = Box(x(stage["begin"]), 22, x(stage["end"]) - x(stage["begin"]), bottom - 22)
+        picture.area(band, str(number), indent=band.width / 2 - 3)
+    for step in range(round(5 * lowest), round(5 * highest) + 1):
+        picture.text((left - 8, y(step / 5) + 4), f"{step / 5:.1f}", anchor="end")
+    picture.line(*((x(seconds), y(length)) for seconds, length in timeline["curve"]))
+    for number, stage in enumerate(stages, start=1):
+        kind = "canary" if "refreshed" in stage["name"] else "wait" if "turns" in stage["name"] else "stable"
+        width = x(stage["end"]) - x(stage["begin"])
+        picture.bar(Box(x(stage["begin"]), y(stage["acceptance_length"]) - 2, width, 4), kind)
+        row = bottom + 42 + 20 * (number - 1)
+        picture.bar(Box(left, row - 10, 20, 12), kind)
+        minutes = (stage["end"] - stage["begin"]) / 60
+        picture.text((left + 28, row), f"{number}  {stage['name']}: {stage['acceptance_length']:.2f}, for {minutes:.1f} min")
+    for minutes in range(0, int(end / 60) + 1, 5 if end > 900 else 2):
+        picture.text((x(60 * minutes), bottom + 16), f"{minutes} min", anchor="middle")
+    return picture
+
+
 _PURE_LAYERS = ("rollout", "tuning", "manifests", "engine", "api")
 _LAYER_TEXTS = {
     "cli": "the command lines aerie and kubectl aerie",
     "forecast": "a rollout before it begins: simulations",
-    "controller": "clusters, engines, clock",
+    "controller": "clusters, engines",
     "evaluator": "shadow evaluations",
+    "recorder": "users' prompts",
     "checkpoints": "models in folders and on the Hub, headers only",
     "rollout": "from a snapshot to the next actions",
     "tuning": "the number of draft tokens",

@@ -1,7 +1,8 @@
 """Run all tests as three commands side by side: the lab's, which mostly wait, those with real vLLM, and the others.
 
 Those without the lab get less of the processors, so that they delay none of the lab's; those with real vLLM are the longest, and
-get more than the others.
+get more than the others. Linux shares the processors between sessions first (autogroups), and only within one by niceness; each
+node and engine of a lab is a session. So each command is a session too, which has the niceness as well.
 
 Guarantees: every test runs in one of the three; output of the first is shown immediately, and that of each other as a whole
 after it, also after a failure or Ctrl-C; the last lines of a failed command are repeated, unless they are the last anyway; status
@@ -24,17 +25,21 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 PYTEST = (sys.executable, "-m", "pytest", "--durations=12")
 COMMANDS = {
     # Two labs, each with files of its own: tests of the lab mostly wait.
     "The tests with the lab": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "tests/lab"),
-    # One process each: two engines at once are slower than one after the other.
-    "The tests with real vLLM": ("nice", "-n", "2", *PYTEST, "tests/vllm"),
-    "The unit tests": ("nice", "-n", "14", *PYTEST, "tests/unit"),
+    # One process: two engines at once are slower than one after the other.
+    "The tests with real vLLM": (*PYTEST, "tests/vllm"),
+    # Two processes: both processors are free when the others have ended.
+    "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "tests/unit"),
 }
 """The commands by name. The first one's output is shown while it runs."""
+NICENESS = {"The tests with real vLLM": 2, "The unit tests": 14}
+"""Niceness of the commands by name; 0 for the others."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_LINES = 60
 """Number of lines of a failed command that are repeated: pytest's summary, and the end of the output before it."""
@@ -44,7 +49,7 @@ POLL_SECONDS = 0.2
 """Seconds between two reads of the first command's log."""
 
 
-def run_side_by_side(commands: Mapping[str, Sequence[str]]) -> int:
+def run_side_by_side(commands: Mapping[str, Sequence[str]], niceness: Mapping[str, int] = NICENESS) -> int:
     """Run the commands, by name, and return the first exit status other than 0."""
     with contextlib.ExitStack() as files:
         logs = {name: files.enter_context(tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log")) for name in commands}
@@ -62,10 +67,15 @@ def run_side_by_side(commands: Mapping[str, Sequence[str]]) -> int:
         before = [signal.signal(number, end) for number in ENDING]
         try:
             for name, command in commands.items():
-                # Separate process groups, so that Ctrl-C reaches each of them once, from here.
+                # Separate sessions, so that Ctrl-C reaches each of them once, from here.
                 running[name] = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=logs[name], stderr=logs[name], process_group=0
+                    ("nice", "-n", str(niceness.get(name, 0)), *command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=logs[name],
+                    stderr=logs[name],
+                    start_new_session=True,
                 )
+                set_session_niceness(running[name].pid, niceness.get(name, 0))
             print_log(running[first], logs[first].name)
             statuses = {name: process.wait() for name, process in running.items()}
         finally:
@@ -87,6 +97,12 @@ def run_side_by_side(commands: Mapping[str, Sequence[str]]) -> int:
             sys.stdout.buffer.writelines(itertools.islice(filter(_names_a_test, logs[name]), MOST_NAMED))
         sys.stdout.flush()
         return next((status for status in statuses.values() if status), 0)
+
+
+def set_session_niceness(pid: int, niceness: int) -> None:
+    """Set the niceness of a process's autogroup (sched(7)). Systems without autogroups have none to set."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def _names_a_test(line: bytes) -> bool:

@@ -6,6 +6,7 @@ llama_eagle3.py, qwen3_eagle3.py and deepseek_eagle3.py of vLLM 0.33.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -50,6 +51,13 @@ def find_shape_errors(config: DrafterConfig, shapes: Mapping[str, TensorShape]) 
         if prefixed is not None:
             message = f"{prefixed} has the prefix `model.`, which vLLM adds again and then does not find"
             return [f"{message}; import the checkpoint with `aerie-drafter convert`."]
+    layers = {match[1] for name in shapes if (match := re.match(r"(midlayer|layers\.\d+)\.", name))}
+    if layers and len(layers) != config.num_hidden_layers:
+        errors.append(
+            f"it has tensors of {len(layers)} layers, and num_hidden_layers is {config.num_hidden_layers}: set it to the number "
+            "of layers that were trained."
+        )
+        explained |= {name for name in (*missing, *unexpected) if re.match(r"layers\.\d+\.", name)}
     for name in missing:
         if name not in explained:
             errors.append(f"{name} is missing; expected: a tensor of shape {_format_shape(expected[name])}.")

@@ -1,11 +1,13 @@
-"""Configuration of a drafter: sizes, auxiliary layers, and the four norm switches that distinguish EAGLE 3 and EAGLE 3.1.
+"""Configuration of a drafter: sizes, layers, window, and the four norm switches that distinguish EAGLE 3 and EAGLE 3.1.
 
 Guarantees: a DrafterConfig is consistent, or its construction raises ConfigError. `to_vllm_config` writes every key that any
 vLLM from 0.22 on reads, because each version has other defaults. Not guaranteed: that the drafter fits a certain target;
 `aerie_drafter.inspect` checks that.
 
 Source of keys and defaults: vLLM 0.32 and 0.33, model_executor/models/{llama,qwen3,deepseek}_eagle3.py and
-transformers_utils/configs/speculators/algos.py.
+transformers_utils/configs/speculators/algos.py. Layers and windows are the same in 0.26. vLLM's model runner V1, the only
+one on CPU, requires that all layers of a drafter share a KV cache group (v1/spec_decode/llm_base_proposer.py), which layers with
+and without a window do not: so the window is that of every layer.
 """
 
 from __future__ import annotations
@@ -43,8 +45,18 @@ FAMILY_BY_ARCHITECTURE = {
 }
 """Accepted architecture names."""
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+"""Entries of `layer_types`."""
+
 MAX_VOCAB_SIZE = 2**24
 """Tokens; the largest published vocabularies have some 262,000. Tensors of this size are allocated, so it is limited."""
+
+
+MAX_LAYERS = 64
+"""Decoder layers; those of published drafters have up to five."""
+
+MIN_SLIDING_WINDOW = 33
+"""Tokens. More than the most unrolled steps (32), so that each step sees a column of the target's states."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class MlaDims:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """A one-layer EAGLE 3 or 3.1 drafter. Sizes in elements; layer ids as vLLM counts them: k is the input of layer k."""
+    """An EAGLE 3 or 3.1 drafter. Sizes in elements; layer ids as vLLM counts them: k is the input of layer k."""
 
     family: DrafterFamily
     hidden_size: int
@@ -86,18 +98,24 @@ class DrafterConfig:
     max_position_embeddings: int = 4096
     rope: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     """`rope_parameters` of the Hugging Face configuration."""
+    num_hidden_layers: int = 1
+    """Decoder layers; the first reads the embedding beside the hidden state, later ones the state of the layer before."""
+    sliding_window: int | None = None
+    """A query sees so many tokens, its own included, in every layer; None: all before it."""
     mla: MlaDims | None = None
     """Given exactly when family is MLA; num_key_value_heads and head_dim then have no effect."""
 
     def __post_init__(self) -> None:
         sizes = (
             "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size draft_vocab_size"
-            " target_hidden_size max_position_embeddings"
+            " target_hidden_size max_position_embeddings num_hidden_layers"
         )
         for name in sizes.split():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is {value!r}: must be an integer of at least 1.")
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise ConfigError(f"num_hidden_layers is {self.num_hidden_layers}: a drafter has at most {MAX_LAYERS}.")
         ids = self.aux_layer_ids
         if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0:
             raise ConfigError(
@@ -122,6 +140,7 @@ class DrafterConfig:
             )
         if self.fc_norm and self.norm_before_fc:
             raise ConfigError("fc_norm and norm_before_fc are both true: vLLM would apply both norms; set one of them to false.")
+        self._check_sliding_window()
         if (self.family is DrafterFamily.MLA) != (self.mla is not None):
             raise ConfigError(f"the sizes of latent attention require family deepseek_v2, but it is {self.family.value}.")
         if self.mla is not None:
@@ -133,6 +152,18 @@ class DrafterConfig:
             raise ConfigError(
                 f"partial_rotary_factor is {self.rope['partial_rotary_factor']!r}: only whole heads are rotated; omit it."
             )
+
+    def _check_sliding_window(self) -> None:
+        window: Any = self.sliding_window  # a file may have anything
+        if window is None:
+            return
+        if self.family is DrafterFamily.MLA:
+            raise ConfigError(
+                f"sliding_window is {window}: vLLM's drafter with latent attention ignores it and attends to the whole text; "
+                "use the family llama or qwen3, or no window."
+            )
+        if not isinstance(window, int) or isinstance(window, bool) or window < MIN_SLIDING_WINDOW:
+            raise ConfigError(f"sliding_window is {window!r}: must be an integer of at least {MIN_SLIDING_WINDOW}.")
 
     def _check_latent_attention(self, mla: MlaDims) -> None:
         """Reject what vLLM 0.32 cannot load or reads differently (deepseek_eagle3.py, deepseek_v2.py)."""
@@ -164,16 +195,24 @@ class DrafterConfig:
     def to_vllm_config(self) -> dict[str, Any]:
         """Return the config.json for vLLM: every switch explicit, the auxiliary layers in all three places."""
         heads: dict[str, Any] = {"head_dim": self.head_dim} if self.mla is None else dataclasses.asdict(self.mla)
+        window: dict[str, Any] = {}
+        if self.sliding_window is not None:
+            window = {
+                "sliding_window": self.sliding_window,
+                "use_sliding_window": True,  # without it transformers drops the window of a qwen3 configuration
+                "layer_types": [_SLIDING] * self.num_hidden_layers,
+            }
         return {
             "architectures": [ARCHITECTURE_BY_FAMILY[self.family]],
             "model_type": self.family.value,
             "hidden_size": self.hidden_size,
             "target_hidden_size": self.target_hidden_size,
             "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.num_hidden_layers,
             "num_attention_heads": self.num_attention_heads,
             "num_key_value_heads": self.num_key_value_heads,
             **heads,
+            **window,
             "vocab_size": self.vocab_size,
             "draft_vocab_size": self.draft_vocab_size,
             "max_position_embeddings": self.max_position_embeddings,
@@ -206,8 +245,6 @@ class DrafterConfig:
         if not families:
             raise ConfigError(f"architectures is {names!r}: supported: {', '.join(FAMILY_BY_ARCHITECTURE)}.")
         family = families[0]
-        if config.get("num_hidden_layers", 1) != 1:
-            raise ConfigError(f"num_hidden_layers is {config['num_hidden_layers']}: only drafters of one layer are supported.")
         if config.get("attention_bias"):
             raise ConfigError("attention_bias is true: bias in attention is not supported.")
         nested = config.get("eagle_config") or {}
@@ -224,6 +261,7 @@ class DrafterConfig:
             return int(config[name])
 
         hidden, heads, vocabulary = need("hidden_size"), need("num_attention_heads"), need("vocab_size")
+        layers = 1 if config.get("num_hidden_layers") is None else need("num_hidden_layers")
         mla = None
         if family is DrafterFamily.MLA:
             dims = {name: need(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
@@ -246,8 +284,37 @@ class DrafterConfig:
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
             rope=read_rope_parameters(config),
+            num_hidden_layers=layers,
+            sliding_window=_read_sliding_window(config, family, layers),
             mla=mla,
         )
+
+
+def _read_sliding_window(config: Mapping[str, Any], family: DrafterFamily, layers: int) -> int | None:
+    """Return the window of every layer, None for full attention. Raises ConfigError for layers of both kinds."""
+    if layers > MAX_LAYERS:
+        return None  # DrafterConfig rejects the number
+    window, layer_types = config.get("sliding_window"), config.get("layer_types")
+    if family is DrafterFamily.QWEN3:  # as transformers' Qwen3Config
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+        if layer_types is None and window is not None:
+            layer_types = [_SLIDING if layer >= config.get("max_window_layers", 28) else _FULL for layer in range(layers)]
+    if layer_types is None:
+        return None
+    if len(layer_types) != layers:
+        raise ConfigError(f"layer_types is {list(layer_types)}: must have one entry for each of the {layers} layers.")
+    if unknown := [kind for kind in layer_types if kind not in (_SLIDING, _FULL)]:
+        raise ConfigError(f"layer_types contains {unknown[0]!r}: supported: {_FULL}, {_SLIDING}.")
+    if _SLIDING not in layer_types or (window is None and family is DrafterFamily.QWEN3):
+        return None
+    if _FULL in layer_types:
+        raise ConfigError(
+            f"layer_types is {list(layer_types)}: all layers must have the same kind of attention (vLLM's model runner V1: "
+            "all drafting layers should belong to the same kv cache group)."
+        )
+    if window is None:
+        raise ConfigError("layer_types names sliding_attention, but sliding_window is missing: add the window of the training.")
+    return int(window)
 
 
 def read_rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

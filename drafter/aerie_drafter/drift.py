@@ -2,7 +2,8 @@
 
 Attention drift ("Attention Drift: What Autoregressive Speculative Decoding Models Learn", arXiv 2605.09992): in EAGLE 3 the
 state that is fed back grows from step to step, and attention moves from the first token of the text (the attention sink) to the
-drafter's own tokens. EAGLE 3.1 feeds back the state after the final norm, whose size stays constant.
+drafter's own tokens. Of several layers, the attention is that of the first.
+EAGLE 3.1 feeds back the state after the final norm, whose size stays constant.
 
 All columns of an answer draft at once, each from its own tokens. Every column counts whose K draft tokens the text can confirm or
 reject. `cumulative_acceptance` is therefore the mean over all columns, not over those that a server would visit.
@@ -57,7 +58,7 @@ class _DriftStep(NamedTuple):
 @torch.no_grad()
 def compute_drift_steps(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, k: int) -> list[_DriftStep]:
     """Compute k steps from every column of `tokens` [batch, length]."""
-    kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
+    kv_cache, columns = UnrolledCache(num_layers=drafter.config.num_hidden_layers), tokens.shape[1] - 1
     input_tokens, hidden = tokens[:, 1:], drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1])
     expected_tokens = torch.nn.functional.pad(tokens[:, 2:], (0, k + 1), value=-1)
     is_accepted = torch.ones_like(input_tokens, dtype=torch.bool)
@@ -81,6 +82,8 @@ def compute_attention_masses(kv_cache: UnrolledCache) -> tuple[Tensor, Tensor]:
         return ((query * key).sum(-1) * kv_cache.attention_scale - logsum).exp().mean(1)
 
     sink = mass(first[:, :, :1])
+    if kv_cache.window is not None:
+        sink[:, max(0, kv_cache.window - len(kv_cache.later_keys)) :] = 0  # their window begins after the first token
     return sink, torch.stack([mass(key) for key in kv_cache.later_keys]).sum(0) if kv_cache.later_keys else torch.zeros_like(sink)
 
 

@@ -11,7 +11,7 @@ First releases that serve a format: vLLM pull requests 42764, 43482 and 46488.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from aerie_drafter import checkpoint as checkpoints
-from aerie_drafter.checkpoint import EMBEDDING_TENSOR, DrafterCheckpoint
+from aerie_drafter.checkpoint import EMBEDDING_TENSOR, DrafterCheckpoint, Provenance
+from aerie_drafter.checks import format_error
 from aerie_drafter.config import DrafterConfig, DrafterFamily
 from aerie_drafter.errors import CheckpointError, ConfigError
 from aerie_drafter.weights import CONFIG_FILE, WEIGHTS_FILE, read_json, write_tensors
@@ -48,6 +49,8 @@ class ModelCard:
     acceptance_length: float | None = None
     """Mean tokens per verification at that K, bonus token included."""
     measured_on: str = ""
+    evaluation: Sequence[Mapping[str, Any]] = ()
+    """Rows of `aerie-drafter evaluate --exact --output json`, of one drafter."""
 
 
 def export_checkpoint(
@@ -59,12 +62,15 @@ def export_checkpoint(
     num_speculative_tokens: int = 3,
     acceptance_length: float | None = None,
     measured_on: str = "",
+    evaluation: Path | None = None,
     include_embedding: bool = True,
     dtype: torch.dtype | None = None,
 ) -> ModelCard:
     """Write the checkpoint `source` to `folder` in a serving format, with README.md. Raises CheckpointError, ConfigError.
 
-    `target` defaults to that of the checkpoint's provenance. Without `include_embedding` vLLM shares the target's.
+    `target` defaults to that of the checkpoint's provenance, and the acceptance length to the one that its training recorded.
+    `evaluation` is a file of `aerie-drafter evaluate --exact --output json`, for a table by temperature and category.
+    Without `include_embedding` vLLM shares the target's.
     """
     if num_speculative_tokens < 1:
         raise ConfigError(f"num_speculative_tokens is {num_speculative_tokens}: must be at least 1.")
@@ -75,7 +81,16 @@ def export_checkpoint(
         )
     checkpoint = checkpoints.read_checkpoint(source)
     checkpoint = replace(checkpoint, provenance=replace(checkpoint.provenance, target=target or checkpoint.provenance.target))
-    card = ModelCard(folder.resolve().name, checkpoint.provenance.target, num_speculative_tokens, acceptance_length, measured_on)
+    if acceptance_length is None:
+        acceptance_length, measured_on = _read_recorded_length(checkpoint.provenance, num_speculative_tokens)
+    card = ModelCard(
+        folder.resolve().name,
+        checkpoint.provenance.target,
+        num_speculative_tokens,
+        acceptance_length,
+        measured_on,
+        () if evaluation is None else read_evaluation(evaluation),
+    )
     if not card.target:
         raise ConfigError(f"{source / WEIGHTS_FILE}: its target is unknown; set it.")
     with checkpoints.replace_checkpoint(folder) as new:
@@ -87,6 +102,34 @@ def export_checkpoint(
             render_model_card(checkpoint, card, export_format, checkpoints.compute_model_digest(new), new), encoding="utf-8"
         )
     return card
+
+
+def _read_recorded_length(provenance: Provenance, num_speculative_tokens: int) -> tuple[float | None, str]:
+    """Return (acceptance length, data) of the training's evaluation, if it had the same number of tokens."""
+    notes = provenance.notes
+    if notes.get("tokens") != str(num_speculative_tokens):
+        return None, ""
+    try:
+        return float(notes["acceptance_length"]), "held-out text of the training"
+    except (KeyError, ValueError):
+        return None, ""
+
+
+def read_evaluation(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of the first drafter in a file of `aerie-drafter evaluate --exact --output json`. Raises ConfigError."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["acceptance"]
+        names = [row["drafter"] for row in rows]
+        return [
+            {key: row[key] for key in ("temperature", "draft_sampling", "category", "acceptance_length", "share_of_copy")}
+            for row in rows
+            if row["drafter"] == names[0]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(
+            f"--evaluation {path}: cannot be read ({format_error(error)}); "
+            "write it with `aerie-drafter evaluate --exact --output json`."
+        ) from None
 
 
 def write_speculators_checkpoint(
@@ -115,6 +158,8 @@ def build_speculators_config(config: DrafterConfig, card: ModelCard, architectur
         # vLLM's classes read the number of layers here, and default to 3.
         "num_aux_hidden_states eagle_config"
     )
+    if config.sliding_window is not None:
+        layer_keys += " sliding_window use_sliding_window layer_types"
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -151,6 +196,8 @@ def read_verifier_architectures(target: str) -> list[str]:
 
 def min_vllm_version(config: DrafterConfig, export_format: ExportFormat) -> str:
     """Return the first vLLM release that serves such a drafter correctly (earlier ones may silently ignore a switch)."""
+    if config.num_hidden_layers > 1 or config.sliding_window is not None:
+        return "0.26.0"  # the earliest release whose source was read for both
     has_eagle31_switch = config.fc_norm or config.norm_output
     if export_format is ExportFormat.SPECULATORS and has_eagle31_switch:
         return "0.25.0"
@@ -185,7 +232,8 @@ def render_model_card(
         "target's digest": provenance.target_digest or "not recorded",
         "acceptance length": length,
         "auxiliary layers": ", ".join(map(str, config.aux_layer_ids)),
-        "attention": config.family.value,
+        "layers": config.num_hidden_layers,
+        "attention": config.family.value + (f", the last {window} tokens" if (window := config.sliding_window) else ""),
         "parameters without embedding": f"{parameters:,}",
         "draft vocabulary": f"{config.draft_vocab_size:,} of {config.vocab_size:,}",
         "switches": ", ".join(
@@ -213,6 +261,7 @@ def render_model_card(
             "|---|---|",
             *(f"| {key} | {value} |" for key, value in rows.items()),
             "",
+            *_render_evaluation(card),
             f"Serve it with vLLM {min_vllm_version(config, export_format)} or later:",
             "",
             "```",
@@ -221,3 +270,25 @@ def render_model_card(
             "",
         ]
     )
+
+
+def _render_evaluation(card: ModelCard) -> list[str]:
+    """Return the lines of the table by temperature, draft sampling and category."""
+    if not card.evaluation:
+        return []
+
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    return [
+        f"Acceptance length at K={card.num_speculative_tokens}, beside the share of what an exact copy of the target reaches:",
+        "",
+        "| temperature | drafts | category | acceptance length | share of a copy |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {row['temperature']:g} | {row['draft_sampling']} | {row['category']} | {number(row['acceptance_length'], '.2f')} "
+            f"| {number(row['share_of_copy'], '.0%')} |"
+            for row in card.evaluation
+        ),
+        "",
+    ]

@@ -147,6 +147,8 @@ def _add_config_facts(report: CheckpointReport, config: DrafterConfig, header: W
         "family": config.family.value,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "sliding_window": config.sliding_window,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,

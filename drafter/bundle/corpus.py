@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,15 +62,20 @@ class Item:
 
 def items() -> list[Item]:
     """Return all documented things, in a fixed order. Raises DataError if this Python lacks a module's source."""
-    result = [item for module in MODULES.split() for item in _of_module(module)]
-    result += [_item("topic", f"`{name}`", text) for name, text in _topics().items()]
+    return items_of(MODULES.split(), topics())
+
+
+def items_of(modules: Iterable[str], texts_by_topic: Mapping[str, str]) -> list[Item]:
+    """Return the documented things of modules and topics, in this order. Raises DataError if a module has no source here."""
+    result = [item for module in modules for item in _of_module(module)]
+    result += [_item("topic", f"`{name}`", text) for name, text in texts_by_topic.items()]
     first = {item.question: item for item in reversed(result)}  # a repeated question keeps its first answer
     return [item for item in result if len(item.answer) >= 20 and first[item.question] is item]
 
 
 def plain() -> list[str]:
     """Return the first 2,000 characters of each pydoc topic, as texts to continue."""
-    return [text[:2000] for text in _topics().values()]
+    return [text[:2000] for text in topics().values()]
 
 
 def digest(items: list[Item], texts: list[str]) -> str:
@@ -124,7 +129,7 @@ def _is_private(node: ast.stmt) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
-def _topics() -> dict[str, str]:
+def topics() -> dict[str, str]:
     """pydoc's topics by name: the one dictionary of strings that its source holds."""
     tree = ast.parse(_source("pydoc_data.topics").read_bytes())
     tables = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]

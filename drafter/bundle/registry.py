@@ -12,6 +12,8 @@ from typing import Any
 from aerie.terminal import err
 from aerie_drafter.checkpoint import compute_model_digest
 from aerie_drafter.evaluate import read_prompts
+from aerie_drafter.evaluate.exact import COPY_NAME, measure_exact_acceptance
+from aerie_drafter.evaluate.expected import acceptance_length
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, acceptance_to_json, evaluate_prompts
 
 USE = {
@@ -28,17 +30,26 @@ SERVE = (
 
 
 def measure(target: Path, drafter: Path, prompts: Path) -> dict[str, Any]:
-    """Measure acceptance length and acceptance per position over all prompts, greedy, and AL by category."""
-    acceptance = acceptance_to_json(
-        evaluate_prompts(ModelPair.load(target, drafter), read_prompts(prompts), EvaluationOptions(num_speculative_tokens=TOKENS))
-    )
+    """Measure acceptance length and acceptance per position over all prompts, greedy, and AL by category.
+
+    At temperature 1 the acceptance length is the expected one, for greedy and drawn drafts.
+    """
+    pair, options = ModelPair.load(target, drafter), EvaluationOptions(num_speculative_tokens=TOKENS)
+    acceptance = acceptance_to_json(evaluate_prompts(pair, read_prompts(prompts), options))
     total = acceptance.pop("total")
     by_category = {name: round(numbers["acceptance_length"], 3) for name, numbers in acceptance.items()}
     err.print(f"{drafter}: AL {total['acceptance_length']:.3f} {by_category}")
+    exact = measure_exact_acceptance(pair, {"drafter": pair.drafter}, read_prompts(prompts), options, temperatures=(1.0,))
+    at_temperature_1 = {
+        f"{condition.draft_sampling.value}{suffix}": round(float(acceptance_length(by_name[name].sum(0))), 3)
+        for condition, by_name in exact.counts.items()
+        for name, suffix in (("drafter", ""), (COPY_NAME, "_by_a_copy_of_the_target"))
+    }
     return {
         "acceptance_length": round(total["acceptance_length"], 3),
         "acceptance_per_position": [round(rate, 3) for rate in total["acceptance_per_position"]],
         "by_category": by_category,
+        "acceptance_length_at_temperature_1": at_temperature_1,
     }
 
 

@@ -25,11 +25,13 @@ BEGIN, PAD, START, END = "<|begin|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 2048
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
+    "{{ bos_token }}{% if complete is defined and complete %}{{ messages[-1]['content'] }}{% else %}{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}{% endif %}"
 )
-"""ChatML (https://github.com/openai/openai-python/blob/v0.28.1/chatml.md), after a token that begins the text."""
+"""ChatML (https://github.com/openai/openai-python/blob/v0.28.1/chatml.md), after a token that begins the text.
+
+With the argument `complete` the target continues the last message as a text, as it was trained on pydoc's topics."""
 
 PHASES = ((1500, 4, 256), (24, 1, 2048))
 """(steps, sequences, tokens of each): most of the training is short, the end goes to the full length."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from aerie.manifests import naming
 from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION
 from aerie.manifests.evaluator import EVALUATOR_LABEL
+from aerie.manifests.recorder import RECORDER_LABEL
 from aerie.manifests.revision_hash import RENEW_ANNOTATION
 from aerie.rollout.canary.extension_request import EXTEND_ANNOTATION, MAX_EXTENSION
 from aerie.rollout.canary.messages import PROMOTE_ANNOTATION, ROLLBACK_ANNOTATION
@@ -94,6 +95,7 @@ LABELS = (
         "Pods of preflight Jobs. They get no requests, so they lack the name label.",
     ),
     Key(EVALUATOR_LABEL, "name of the resource", "Objects and pods of the evaluator of a shadow evaluation."),
+    Key(RECORDER_LABEL, "name of the resource", "Pods of the recorder of a capture."),
     Key(naming.MANAGED_BY_LABEL, f"`{naming.FIELD_MANAGER}`", "All objects that Aerie creates."),
 )
 WRITTEN_BY_AERIE = (

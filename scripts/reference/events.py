@@ -23,6 +23,7 @@ REASONS_BY_SECTION: dict[str, Any] = {
     conditions.DEGRADED: reasons.DegradedReason,
     conditions.TUNED: reasons.TunedReason,
     conditions.SUBSCRIBED: reasons.SubscribedReason,
+    conditions.CAPTURE: reasons.CaptureReason,
     "Events": reasons.OutcomeReason,
 }
 """Reasons by the section of docs/reference/conditions.md that explains them."""
@@ -35,7 +36,7 @@ WHEN_BY_EVENT: dict[NotificationType, str] = {
     "superseded": "The spec has changed before the end of the rollout.",
     "failed": "The rollout has failed, preflight has failed, or the first revision does not become ready.",
     "explored": "A trial that only measures has ended.",
-    "acceptance-regression": "The drafts of the stable pods are accepted far less often than at the promotion, or hardly ever "
+    "acceptance-regression": "The drafts of the stable pods are accepted far less often than before, or hardly ever "
     "(condition Degraded, reason AcceptanceRegression or DraftsRejected).",
 }
 

@@ -1,7 +1,7 @@
 """The page of all metrics, generated from the descriptions by which they are registered.
 
-Guarantee: a metric that the operator, the evaluator or the plugin exports is on the page, and so is a metric of vLLM that Aerie
-reads.
+Guarantee: a metric that the operator, the evaluator, the recorder or the plugin exports is on the page, and so is a metric of
+vLLM that Aerie reads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aerie.controller.rollout_metrics import ROLLOUT_FAMILIES
 from aerie.engine.metrics.names import Metric
 from aerie.evaluator.metrics import EvaluatorMetrics
 from aerie.metric_family import MetricFamily, MetricType
+from aerie.recorder.metrics import RecorderMetrics
 from aerie_vllm.metrics import DrafterCollector, DrafterState, Metrics
 from scripts.reference.markdown import GENERATED, join_parts, table
 
@@ -33,6 +34,10 @@ EVALUATOR = """\
 ## The evaluator
 
 The evaluator of a [shadow evaluation](../concepts/shadow-evaluation.md) exports these metrics on its port, at `/metrics`."""
+RECORDER = """\
+## The recorder
+
+The recorder of a [capture](../how-to/capture.md) exports these metrics on its port, at `/metrics`."""
 PLUGIN = """\
 ## Engine pods with the plugin
 
@@ -56,6 +61,8 @@ def page() -> str:
         render_families(OperatorMetrics().families),
         EVALUATOR,
         render_families(read_families(EvaluatorMetrics().registry)),
+        RECORDER,
+        render_families(read_families(RecorderMetrics().registry)),
         PLUGIN,
         render_families(list_plugin_families()),
         VLLM,

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLL
 __all__ = ["operated_namespace"]
 Object = dict[str, Any]
 DRAFTERS = {
-    "eagle3": {"repo": "aerie/bundle-eagle3", "revision": "b6f1b27bb9d88c3e006b1da63e9bd374be3760e4"},
-    "eagle31": {"repo": "aerie/bundle-eagle31", "revision": "55f8cf57420bcfb8f7a95c89a51fb969df6c8270"},
+    "eagle3": {"repo": "aerie/bundle-eagle3", "revision": "9deb9b2fa945cf67f815f3d47c605a5aa8e6674b"},
+    "eagle31": {"repo": "aerie/bundle-eagle31", "revision": "8e9a84344ee5a0f8a7a5f2d5a995ae77ec548e0c"},
 }
 REQUESTS_PER_SECOND = 3.0
 

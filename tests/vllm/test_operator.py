@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from aerie_lab.cluster import Lab
 from aerie_lab.testing import Namespace, wait_until
@@ -34,7 +35,7 @@ spec:
   model:
     source: {huggingFace: {repo: aerie/bundle-target, revision: 4680777ff6b61ba6b16fa43d8cdebd93825ebe5c}}
   drafter:
-    source: {huggingFace: {repo: aerie/bundle-eagle31, revision: 55f8cf57420bcfb8f7a95c89a51fb969df6c8270}}
+    source: {huggingFace: {repo: aerie/bundle-eagle31, revision: 8e9a84344ee5a0f8a7a5f2d5a995ae77ec548e0c}}
   engine:
     image: vllm/vllm-openai:v0.32.0
     # All but the first two are for a CPU (docs/how-to/vllm-on-cpu.md).
@@ -72,7 +73,8 @@ def test_a_resource_becomes_an_engine_that_drafts(operated_namespace: Namespace)
         return item.get("status", {}).get("phase") == "Ready" and conditions.get("Ready") == "True"
 
     status = operated_namespace.wait_until("specdep", "docs", ready, "it is Ready", timeout_seconds=START)["status"]
-    assert status["stable"]["drafter"] == "aerie/bundle-eagle31@55f8cf57"
+    drafter = yaml.safe_load(RESOURCE)["spec"]["drafter"]["source"]["huggingFace"]
+    assert status["stable"]["drafter"] == f"{drafter['repo']}@{drafter['revision'][:8]}"
     (pod,) = operated_namespace.list_all("pods", "aerie.dev/name=docs")
     assert "Initializing a V1 LLM engine (v0.32.0)" in operated_namespace.kubectl("logs", pod["metadata"]["name"])
 

@@ -23,7 +23,10 @@ COMMAND_SUMMARIES = {
     "evaluate": "Measure acceptance length by category, with a drafter and its target or with a running vLLM.",
     "export": "Export a checkpoint for serving with vLLM, with a model card.",
     "generate": "Generate training data: the target's answers to the prompts of a file.",
+    "handover": "Write the configuration of TorchSpec or SpecForge for the same training.",
     "inspect": "Describe a checkpoint, and check whether it fits a target.",
+    "refresh": "Train a served drafter further on captured prompts, and export it if it is better.",
+    "states": "Write the target's hidden states of a training's data, by a running vLLM.",
     "train": "Train a drafter, or resume a training.",
 }
 """Summary of each command in `aerie-drafter --help`."""

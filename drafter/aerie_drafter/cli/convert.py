@@ -29,7 +29,6 @@ def command(
     norm_output: Annotated[
         bool | None, typer.Option("--norm-output/--no-norm-output", help="Whether it was trained with norm_output, if known.")
     ] = None,
-    full_attention: Annotated[bool, typer.Option(help="Convert a drafter with a sliding window to one without.")] = False,
 ) -> None:
     """Import another project's checkpoint in the format that vLLM serves."""
     try:
@@ -42,7 +41,6 @@ def command(
         layer_id_convention=layer_ids,
         training_date=trained.date() if trained else None,
         norm_output=norm_output,
-        assume_full_attention=full_attention,
     )
     conversion = import_checkpoint(source, folder, overrides, target=target, target_name=target_name)
     for finding in conversion.findings:

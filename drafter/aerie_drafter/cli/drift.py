@@ -13,9 +13,9 @@ from transformers.utils import logging
 
 from aerie.terminal import err, out, sanitize_text
 from aerie_drafter.checkpoint import read_drafter_config
-from aerie_drafter.cli.evaluate import ResultFormat
+from aerie_drafter.cli.evaluate import ResultFormat, check_plot_file
 from aerie_drafter.drift import DEFAULT_DRIFT_STEPS, DriftProfile, measure_drift, plot_drift
-from aerie_drafter.errors import ConfigError, DataError
+from aerie_drafter.errors import DataError
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts
 from aerie_drafter.evaluate.prompts import read_prompts
 
@@ -33,18 +33,16 @@ def command(
     output: Annotated[ResultFormat, typer.Option("-o", "--output", help="Output format.")] = ResultFormat.TABLE,
 ) -> None:
     """Measure the drift of a drafter over its steps: state norm, attention to the first and to its own tokens, acceptance."""
-    if plot_file is not None and plot_file.suffix not in (".svg", ".png"):
-        raise ConfigError(f"--plot is {plot_file}: expected: a file ending in .svg or .png.")
+    check_plot_file(plot_file)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     all_prompts = read_prompts(prompts)
+    folders = [drafter] if other is None else [drafter, other]
+    pairs = ModelPair.load_each(target, folders, device=device)
+    ids = [prompt.encode(pairs[0].tokenizer) for prompt in all_prompts]
+    err.print(f"generating the target's answers to {len(ids)} prompts")
+    answered_texts = answer_prompts(pairs[0], ids, EvaluationOptions(tokens, max_tokens))
     profiles: dict[str, DriftProfile] = {}
-    answered_texts = None
-    for folder in (drafter, other) if other is not None else (drafter,):
-        pair = ModelPair.load(target, folder, device=device)
-        if answered_texts is None:
-            ids = [prompt.encode(pair.tokenizer) for prompt in all_prompts]
-            err.print(f"generating the target's answers to {len(ids)} prompts")
-            answered_texts = answer_prompts(pair, ids, EvaluationOptions(tokens, max_tokens))
+    for folder, pair in zip(folders, pairs, strict=True):
         try:
             profiles[f"{folder.resolve().name} ({read_drafter_config(folder).eagle_version})"] = measure_drift(
                 pair, answered_texts, tokens

@@ -37,9 +37,14 @@ def command(
     ] = ExportFormat.VLLM,
     tokens: Annotated[int, typer.Option(help="num_speculative_tokens to recommend.")] = 3,
     acceptance_length: Annotated[
-        float | None, typer.Option(help="Acceptance length measured with that setting, for the model card.")
+        float | None,
+        typer.Option(help="Acceptance length measured with that setting, for the model card. Default: that of the training."),
     ] = None,
     measured_on: Annotated[str, typer.Option(help="Data of that measurement.")] = "",
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(help="Output of `evaluate --exact --output json`: the card gets its table by temperature and category."),
+    ] = None,
     embeddings: Annotated[bool, typer.Option(help="Include the embedding; without it vLLM shares the target's.")] = True,
     dtype: Annotated[WeightPrecision, typer.Option(help="Type of the weights.")] = WeightPrecision.KEEP,
 ) -> None:
@@ -52,6 +57,7 @@ def command(
         num_speculative_tokens=tokens,
         acceptance_length=acceptance_length,
         measured_on=measured_on,
+        evaluation=evaluation,
         include_embedding=embeddings,
         dtype=dtype.dtype,
     )

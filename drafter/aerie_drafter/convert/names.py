@@ -6,6 +6,7 @@ models/eagle3/core.py (verifier_*), SafeAILab/EAGLE eagle/model/cnets.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -20,6 +21,9 @@ _NORM_NAME_ALIASES = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", 
 _WRAPPER_PREFIXES = ("draft_model.", "model.")
 _TARGET_COPY_PREFIXES = ("verifier_lm_head.", "verifier_norm.")
 """Prefixes of frozen copies of the target that speculators needs for its loss; vLLM does not load them."""
+
+_UNUSED_NORM = re.compile(r"layers\.\d+\.hidden_norm\.weight")
+"""A norm of later layers that vLLM's classes have and do not apply; that of the first layer has the prefix midlayer here."""
 
 
 def rename_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -36,7 +40,7 @@ def rename_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], li
         for old, new_norm in _NORM_NAME_ALIASES.items():
             new_name = new_name.replace(old, new_norm)
         new_name = canonical_tensor_name(new_name)
-        if new_name.startswith(_TARGET_COPY_PREFIXES) or new_name.endswith("rotary_emb.inv_freq"):
+        if new_name.startswith(_TARGET_COPY_PREFIXES) or new_name.endswith("rotary_emb.inv_freq") or _UNUSED_NORM.match(new_name):
             dropped.append(name)
             continue
         if new_name in renamed:
@@ -47,7 +51,7 @@ def rename_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], li
     if any("aux_norm_" in name for name in tensors):
         findings.append("aux_norm_low, _mid and _high are renamed to fc_norm.0, .1 and .2.")
     if dropped:
-        findings.append(f"Omitted, because vLLM does not load it: {', '.join(sorted(dropped))}.")
+        findings.append(f"Omitted, because vLLM does not use it: {', '.join(sorted(dropped))}.")
     return renamed, findings
 
 

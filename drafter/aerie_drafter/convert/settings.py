@@ -54,8 +54,6 @@ class ConversionOverrides:
     target_layer_count: int | None = None
     training_date: datetime.date | None = None
     norm_output: bool | None = None
-    assume_full_attention: bool = False
-    """Convert a drafter with a sliding window to one with full attention."""
 
 
 def convert_config(
@@ -75,13 +73,13 @@ def convert_config(
     for key, reason in (("parallel_drafting", "drafts in parallel (P-EAGLE)"), ("quantization_config", "is quantized")):
         if converted.get(key):
             raise ConfigError(f"{key} is set: the drafter {reason}, which is not supported.")
-    findings += _check_sliding_window(converted, overrides)
     if not any(name in FAMILY_BY_ARCHITECTURE for name in converted.get("architectures") or []):
         if origin not in (CheckpointOrigin.SAFEAILAB, CheckpointOrigin.NEMO):
             raise ConfigError(
                 f"architectures is {converted.get('architectures')!r}: none of {', '.join(FAMILY_BY_ARCHITECTURE)}."
             )
         converted["architectures"] = [ARCHITECTURE_BY_FAMILY[DrafterFamily.LLAMA]]
+    findings += _check_sliding_window(converted)
     converted.setdefault("draft_vocab_size", None)
     if converted["draft_vocab_size"] is None and "lm_head.weight" in tensors:
         converted["draft_vocab_size"] = tensors["lm_head.weight"].shape[0]
@@ -111,23 +109,23 @@ def _flatten_speculators_config(config: Mapping[str, Any]) -> dict[str, Any]:
     drafter_keys = ("draft_vocab_size", "target_hidden_size", _AUX_LAYER_IDS_KEY, "fc_norm", "norm_output", "norm_before_fc")
     return {
         **layer,
+        # vLLM reads it without transformers' class: only layer_types decides whether a window counts.
+        "use_sliding_window": bool(layer.get("layer_types")),
+        "sliding_window": layer.get("sliding_window"),
         "architectures": [ARCHITECTURE_BY_FAMILY[family]],
         **{key: config[key] for key in drafter_keys if config.get(key) is not None},
         "norm_before_residual": config.get("norm_before_residual", True),
     }
 
 
-def _check_sliding_window(config: Mapping[str, Any], overrides: ConversionOverrides) -> list[str]:
-    layer_types = config.get("layer_types") or []
-    window = config.get("sliding_window")
-    if not window or not ("sliding_attention" in layer_types or (config.get("use_sliding_window") and not layer_types)):
+def _check_sliding_window(config: Mapping[str, Any]) -> list[str]:
+    """Return a finding if transformers, and with it vLLM, drops the window that the configuration names."""
+    if "sliding_attention" not in (config.get("layer_types") or []) or config.get("use_sliding_window"):
         return []
-    if not overrides.assume_full_attention:
-        raise ConfigError(
-            f"sliding_window is {window} and the layer uses it, but only full attention is supported; convert with "
-            "--full-attention and accept a difference past the window, or serve the original checkpoint with vLLM."
-        )
-    return [f"It was trained with a window of {window} tokens and now has full attention: past {window} tokens it differs."]
+    if "Eagle3Qwen3ForCausalLM" not in config["architectures"]:
+        return []
+    reason = "layer_types names sliding_attention, and use_sliding_window is not true"
+    return [f"{reason}: vLLM serves it with full attention, and so does this conversion."]
 
 
 def _resolve_aux_layer_ids(

@@ -81,7 +81,7 @@ def compute_accepted_lengths(drafter: Drafter, tokens: Tensor, aux_hidden_states
 
     `tokens` [batch, length]; `aux_hidden_states` [batch, length, parts x target_hidden] are the target's for the same text.
     """
-    kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
+    kv_cache, columns = UnrolledCache(num_layers=drafter.config.num_hidden_layers), tokens.shape[1] - 1
     input_tokens = tokens[:, 1:]
     hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1])
     # No token has the id -1, so nothing is confirmed past the end of the text.

@@ -32,24 +32,32 @@ class ModelPair:
     @classmethod
     def load(cls, target: Path, drafter: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> ModelPair:
         """Load target and drafter from two folders. Raises TargetError, CheckpointError, ConfigError."""
+        (pair,) = cls.load_each(target, [drafter], device=device, dtype=dtype)
+        return pair
+
+    @classmethod
+    def load_each(
+        cls, target: Path, drafters: Sequence[Path], *, device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> list[ModelPair]:
+        """Load a pair for each drafter, which share the target in memory. Raises TargetError, CheckpointError, ConfigError."""
         torch_device = resolve_device(device)
-        drafter_model = load_drafter(drafter, target=target).to(device=torch_device, dtype=dtype)
+        drafter_models = [load_drafter(drafter, target=target).to(device=torch_device, dtype=dtype) for drafter in drafters]
         model = load_model(str(target), None, dtype, torch_device)
-        config = model.config.get_text_config()
-        for name, expected in (
-            ("vocab_size", drafter_model.config.vocab_size),
-            ("hidden_size", drafter_model.config.target_hidden_size),
-        ):
-            if getattr(config, name) != expected:
-                raise TargetError(
-                    f"{drafter}: it is for a target with {name} {expected}, and {target} has {getattr(config, name)}: "
-                    "set the target that it was trained for."
-                )
-        return cls(
-            TargetRunner(model, drafter_model.config.aux_layer_ids),
-            load_tokenizer(str(target), None),
-            drafter_model.requires_grad_(False),
-        )
+        tokenizer, config = load_tokenizer(str(target), None), model.config.get_text_config()
+        pairs = []
+        for drafter, drafter_model in zip(drafters, drafter_models, strict=True):
+            for name, expected in (
+                ("vocab_size", drafter_model.config.vocab_size),
+                ("hidden_size", drafter_model.config.target_hidden_size),
+            ):
+                if getattr(config, name) != expected:
+                    raise TargetError(
+                        f"{drafter}: it is for a target with {name} {expected}, and {target} has {getattr(config, name)}: "
+                        "set the target that it was trained for."
+                    )
+            runner = TargetRunner(model, drafter_model.config.aux_layer_ids)
+            pairs.append(cls(runner, tokenizer, drafter_model.requires_grad_(False)))
+        return pairs
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -106,12 +106,12 @@ class VllmServer:
 
     async def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens of a prompt, by the server's /tokenize. Raises DataError."""
-        body: dict[str, Any] = {"messages": list(prompt.messages)} if prompt.messages else {"prompt": prompt.text}
+        body = _build_prompt_body(prompt)
         response = await self._request("POST", "/tokenize", {"model": self.model, **body})
         return int(response.json()["count"])
 
     async def _complete(self, prompt: Prompt, max_tokens: int, temperature: float) -> None:
-        body: dict[str, Any] = {"messages": list(prompt.messages)} if prompt.messages else {"prompt": prompt.text}
+        body = _build_prompt_body(prompt)
         route = "/v1/chat/completions" if prompt.messages else "/v1/completions"
         await self._request("POST", route, {"model": self.model, "max_tokens": max_tokens, "temperature": temperature, **body})
 
@@ -136,6 +136,10 @@ class VllmServer:
         return answer
 
 
+def _build_prompt_body(prompt: Prompt) -> dict[str, Any]:
+    return {"messages": list(prompt.messages), **prompt.template.to_json()} if prompt.messages else {"prompt": prompt.text}
+
+
 async def evaluate_server(
     url: str,
     model: str,
@@ -153,7 +157,7 @@ async def evaluate_server(
         if length_category is not None:
             lengths = [await server.count_tokens(prompt) for prompt in prompts]
             ordered = sorted(zip(lengths, prompts, strict=True), key=lambda pair: pair[0])
-            prompts = [Prompt(length_category(length), prompt.messages, prompt.text) for length, prompt in ordered]
+            prompts = [replace(prompt, category=length_category(length)) for length, prompt in ordered]
         return await server.evaluate(
             prompts, max_tokens=max_tokens, temperature=temperature, concurrency=concurrency, log_progress=log_progress
         )

@@ -73,7 +73,7 @@ def decode_speculatively(
     sampler: TokenSampler,
 ) -> tuple[list[int], AcceptanceCounts]:
     """Return (answer, counters) for one prompt; the answer ends with the first of `end_tokens` or after `max_tokens`."""
-    cache, kv_cache = DynamicCache(), DecodingCache()
+    cache, kv_cache = DynamicCache(), DecodingCache(num_layers=drafter.config.num_hidden_layers)
     output = target(torch.tensor([prompt_tokens], device=target.device), cache)
     tokens = [*prompt_tokens, sampler.sample_token(sampler.distribution(output.logits[0, -1]))]
     aux, committed = output.aux_hidden_states, 0

@@ -1,4 +1,4 @@
-"""The drafter: one decoder layer that reads the target's hidden states and proposes the target's next tokens.
+"""The drafter: decoder layers that read the target's hidden states and propose its next tokens.
 
     aux states of the target ─► [fc_norm per part | norm over all] ─► fc ─► hidden
     token ─► embed ─► input_layernorm ─┐
@@ -6,6 +6,8 @@
                  ▲                                     │           │
                  └──────── EAGLE 3: before norm ───────┘           │
                  └──────── EAGLE 3.1 (norm_output): after norm ────┘     the hidden state of the next step
+
+That is one layer. Further layers are between its MLP and the norm: each reads the state of the layer before, without the token.
 
 Guarantees: logits and fed-back states are those of vLLM's drafter of the same configuration, to rounding (tests/vllm); the
 final norm is applied exactly once to what is predicted from. Parameters are named as the tensors that vLLM loads.
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from aerie_drafter.config import DrafterConfig
-from aerie_drafter.model.layers import GroupedAttention, LatentAttention, Mlp
+from aerie_drafter.model.layers import GroupedAttention, LatentAttention, Mlp, ProjectedTokens, RmsNorm
 from aerie_drafter.model.memory import KeyValueCache
 
 
@@ -34,27 +36,53 @@ class DrafterOutput(NamedTuple):
 
 
 class DrafterLayer(nn.Module):
-    """The decoder layer; `midlayer` in checkpoints."""
+    """The first decoder layer; `midlayer` in checkpoints."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.norm_before_residual = config.norm_before_residual
-        self.input_layernorm = nn.RMSNorm(hidden, eps=eps)  # of the embedding
-        self.hidden_norm = nn.RMSNorm(hidden, eps=eps)
-        self.self_attn: GroupedAttention | LatentAttention
-        self.self_attn = GroupedAttention(config) if config.mla is None else LatentAttention(config, config.mla)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.input_layernorm = RmsNorm(hidden, eps=eps)  # of the embedding
+        self.hidden_norm = RmsNorm(hidden, eps=eps)
+        self.self_attn = build_attention(config, 2 * hidden)
+        self.post_attention_layernorm = RmsNorm(hidden, eps=eps)
         self.mlp = Mlp(hidden, config.intermediate_size)
 
-    def forward(self, embedded: Tensor, hidden: Tensor, kv_cache: KeyValueCache) -> Tensor:
+    def project_tokens(self, embedded: Tensor) -> ProjectedTokens:
+        """Compute what the embedding contributes to attention."""
+        return ProjectedTokens.compute(self.input_layernorm(embedded), self.self_attn.input_projections)
+
+    def forward(self, tokens: ProjectedTokens, hidden: Tensor, kv_cache: KeyValueCache) -> Tensor:
         """Return the state before the final norm, [batch, length, hidden]."""
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
-        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
-        residual = residual + self.self_attn(both, kv_cache)
+        residual = residual + self.self_attn(tokens.add_hidden(normed), kv_cache)
         output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return output
+
+
+class LaterLayer(nn.Module):
+    """A decoder layer after the first; `layers.1`, `layers.2`, ... in checkpoints."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RmsNorm(hidden, eps=eps)
+        self.self_attn = build_attention(config, hidden)
+        self.post_attention_layernorm = RmsNorm(hidden, eps=eps)
+        self.mlp = Mlp(hidden, config.intermediate_size)
+
+    def forward(self, hidden: Tensor, kv_cache: KeyValueCache) -> Tensor:
+        """Return the state after the layer, [batch, length, hidden]."""
+        normed = self.input_layernorm(hidden)
+        residual = hidden + self.self_attn([project(normed) for project in self.self_attn.input_projections], kv_cache)
+        output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return output
+
+
+def build_attention(config: DrafterConfig, input_size: int) -> GroupedAttention | LatentAttention:
+    """Build the attention of the configuration's family."""
+    return GroupedAttention(config, input_size) if config.mla is None else LatentAttention(config, config.mla, input_size)
 
 
 class Drafter(nn.Module):
@@ -72,10 +100,11 @@ class Drafter(nn.Module):
         self.fc = nn.Linear(parts * config.target_hidden_size, hidden, bias=False)
         self.fc_norm: nn.ModuleList | None = None
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps=eps) for _ in range(parts))
-        self.input_norm = nn.RMSNorm(parts * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
+            self.fc_norm = nn.ModuleList(RmsNorm(config.target_hidden_size, eps=eps) for _ in range(parts))
+        self.input_norm = RmsNorm(parts * config.target_hidden_size, eps=eps) if config.norm_before_fc else None
         self.midlayer = DrafterLayer(config)
-        self.norm = nn.RMSNorm(hidden, eps=eps)
+        self.layers = nn.ModuleDict({str(number): LaterLayer(config) for number in range(1, config.num_hidden_layers)})
+        self.norm = RmsNorm(hidden, eps=eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         # An offset, not an id: token of the target = draft id + d2t[draft id].
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
@@ -111,9 +140,19 @@ class Drafter(nn.Module):
         """Compute one step for `tokens` [batch, length] and `hidden` [batch, length, hidden].
 
         In the first step column t contains token t + 1 and the fused state of t; its output predicts token t + 2. In a later
-        step it contains the next token and the `next_hidden` of the previous step.
+        step it contains the next token and the `next_hidden` of the previous step. `kv_cache` has a cache for each layer.
         """
-        output = self.midlayer(self.embed_tokens(tokens), hidden, kv_cache)
+        return self.run_step(self.project_tokens(tokens), hidden, kv_cache)
+
+    def project_tokens(self, tokens: Tensor) -> ProjectedTokens:
+        """Compute the part of `run_step` that depends on `tokens` alone."""
+        return self.midlayer.project_tokens(self.embed_tokens(tokens))
+
+    def run_step(self, tokens: ProjectedTokens, hidden: Tensor, kv_cache: KeyValueCache) -> DrafterOutput:
+        """Compute one step; see `forward`."""
+        output = self.midlayer(tokens, hidden, kv_cache)
+        for layer, layer_cache in zip(self.layers.values(), kv_cache.later_layers, strict=True):
+            output = layer(output, layer_cache)
         normed = self.norm(output)
         return DrafterOutput(normed, normed if self.config.norm_output else output)
 

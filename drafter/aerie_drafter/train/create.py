@@ -47,6 +47,8 @@ def build_drafter_config(settings: DrafterSettings, target_config: Any) -> Draft
         rms_norm_eps=float(getattr(target_config, "rms_norm_eps", 1e-6)),
         max_position_embeddings=int(target_config.max_position_embeddings),
         rope=read_rope_parameters(target_config.to_dict()),
+        num_hidden_layers=settings.num_layers,
+        sliding_window=settings.sliding_window,
         mla=mla,
     )
 

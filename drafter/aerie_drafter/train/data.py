@@ -1,12 +1,9 @@
-"""Training data: conversations, their tokens, and batches.
+"""Training data: tokens of conversations, and batches of them.
 
-A file has one JSON object per line: {"messages": [{"role": ..., "content": ...}, ...]} or {"prompt": ..., "response": ...}.
-The target's chat template converts it to a text. The drafter learns the assistant's parts of it, each with the token that ends
-the turn, because the target will generate those.
+Conversations come from `aerie_drafter.train.conversations`, their tokens from `aerie_drafter.train.encode`.
 
-Guarantees: the same files, tokenizer and settings give the same tokens. The order depends only on seed and epoch, so that a
-training can resume anywhere. An invalid line is an error with its number. Not guaranteed: that the target wrote a text;
-`aerie-drafter generate` creates such texts.
+Guarantees: the same sources, tokenizer and settings give the same tokens. The order depends only on seed and epoch, so that a
+training can resume anywhere. Not guaranteed: that the target wrote a text; `aerie-drafter generate` creates such texts.
 """
 
 from __future__ import annotations
@@ -14,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from aerie_drafter import files
+from aerie_drafter.chat_template import NO_TEMPLATE_ARGUMENTS, TemplateArguments
 from aerie_drafter.errors import DataError
+from aerie_drafter.train.conversations import compute_source_digest, iterate_conversations, read_conversations
+from aerie_drafter.train.encode import encode_conversations
 from aerie_drafter.weights import write_tensors
 
-CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
-_CACHE_FORMAT_VERSION = "3"
+_CACHE_FORMAT_VERSION = "5"
 """Part of the cache's key; increased when the file's tensors change or the same input gives other tokens."""
 
-ChatMessage = Mapping[str, Any]
+
+REPORTED_ERRORS = 10
 
 
 @dataclass(frozen=True)
@@ -82,188 +83,118 @@ class Corpus:
         return cls(tokens, torch.cat([counted.bool() for _, counted in conversations]), ends, dropped_conversations)
 
 
-def read_conversations(path: Path) -> Iterator[tuple[int, list[ChatMessage]]]:
-    """Yield (line number, messages) of a file. Raises DataError."""
-    try:
-        with path.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, parse_conversation(line, f"{path}:{number}")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8.") from None
-
-
-def parse_conversation(line: str, location: str) -> list[ChatMessage]:
-    """Parse the messages of one line; errors contain `location`. Raises DataError."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: invalid JSON ({error}); expected: one object per line.") from None
-    if not isinstance(record, dict):
-        raise DataError(f"{location}: expected: an object, not {_describe_json_type(record)}.")
-    if "messages" not in record and "prompt" in record:
-        turns = [("user", "prompt"), ("assistant", "response")][: 2 if "response" in record else 1]
-        for _, name in turns:
-            if not isinstance(record[name], str):
-                raise DataError(f"{location}: {name} is {_describe_json_type(record[name])}; expected: a string.")
-        return [{"role": role, "content": record[name]} for role, name in turns]
-    messages = record.get("messages")
-    if "messages" not in record:
-        keys = ", ".join(record) or "nothing"
-        raise DataError(f"{location}: expected: `messages`, or `prompt` with an optional `response`; found: {keys}.")
-    if not isinstance(messages, list) or not messages:
-        raise DataError(f"{location}: messages is {_describe_json_type(messages)}; expected: a list of at least one message.")
-    for index, message in enumerate(messages):
-        _check_message(message, f"{location}: messages[{index}]")
-    if not any(message["role"] == "assistant" for message in messages):
-        raise DataError(f"{location}: no assistant's message, so there is nothing to learn; remove the line.")
-    return messages
-
-
-def _check_message(message: Any, where: str) -> None:
-    if not isinstance(message, dict):
-        raise DataError(f"{where} is {_describe_json_type(message)}; expected: an object with role and content.")
-    if message.get("role") not in CHAT_ROLES:
-        raise DataError(f"{where}.role is {message.get('role')!r}; expected: one of {', '.join(CHAT_ROLES)}.")
-    content = message.get("content")
-    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise DataError(f"{where}.content is {_describe_json_type(content)}; expected: a string.")
-
-
-def _describe_json_type(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "missing or null"}
-    if value == []:
-        return "an empty list"
-    return names.get(type(value), "a number")
-
-
-def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], location: str) -> tuple[list[int], list[bool]]:
-    """Tokenize a conversation with its chat template: (tokens, loss mask of the assistant's). Raises DataError."""
-    text, spans = render_conversation(tokenizer, messages, location)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    loss_mask = []
-    span_index = 0
-    for first, last in encoded["offset_mapping"]:
-        while span_index < len(spans) and spans[span_index][1] <= first:
-            span_index += 1
-        loss_mask.append(span_index < len(spans) and first >= spans[span_index][0] and last > first)
-    return list(encoded["input_ids"]), loss_mask
-
-
-def render_conversation(tokenizer: Any, messages: Sequence[ChatMessage], location: str) -> tuple[str, list[tuple[int, int]]]:
-    """Render a conversation: (text, spans of the assistant's turns). Raises DataError.
-
-    A turn begins where the rendering of the earlier messages with a generation prompt ends, which is the target's input in
-    serving. It ends after its content and the special token that follows. If the template changes the content, it ends with
-    the conversation rendered up to it. If that differs too (templates that remove the thinking of earlier turns), it ends
-    after the next special token.
-    """
-
-    def rendered(count: int, *, prompt: bool) -> str:
-        try:
-            text = tokenizer.apply_chat_template(list(messages[:count]), tokenize=False, add_generation_prompt=prompt)
-        except Exception as error:  # a template can raise anything
-            raise DataError(f"{location}: the chat template rejects the conversation: {error}") from error
-        return str(text)
-
-    full_text = rendered(len(messages), prompt=False)
-    spans = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        prefix = rendered(index, prompt=True)
-        if not full_text.startswith(prefix):
-            raise DataError(
-                f"{location}: messages[{index}]: the rendering of the earlier messages with a generation prompt is not the "
-                "beginning of the whole rendering, so the start of the turn is unknown; split the conversation into one line "
-                "per turn."
-            )
-        end = _find_turn_end(tokenizer, full_text, len(prefix), str(message.get("content") or "").strip())
-        if end is None:
-            turn_text = rendered(index + 1, prompt=False)
-            end = (
-                len(turn_text)
-                if full_text.startswith(turn_text)
-                else _find_next_special_token_end(tokenizer, full_text, len(prefix))
-            )
-        if end is None:
-            raise DataError(
-                f"{location}: messages[{index}]: the chat template changes its content, so the end of the turn is unknown."
-            )
-        spans.append((len(prefix), end))
-    return full_text, spans
-
-
-def _find_turn_end(tokenizer: Any, text: str, begin: int, content: str) -> int | None:
-    """Return the index after `content` and the special token that follows it; None if the text does not contain it."""
-    content_begin = text.find(content, begin) if content else -1
-    if content_begin < 0:
-        return None
-    end = content_begin + len(content)
-    rest = text[end:]
-    after = rest.lstrip()
-    for token in sorted(_special_tokens(tokenizer), key=len, reverse=True):
-        if after.startswith(token):
-            return end + len(rest) - len(after) + len(token)
-    return end
-
-
-def _find_next_special_token_end(tokenizer: Any, text: str, begin: int) -> int | None:
-    """Return the index after the first special token from `begin`."""
-    candidates = [(text.find(token, begin), len(token)) for token in map(str, tokenizer.all_special_tokens)]
-    matches = [(index, length) for index, length in candidates if index >= 0]
-    return sum(min(matches)) if matches else None
-
-
-def _special_tokens(tokenizer: Any) -> set[str]:
-    added = {str(token) for token in tokenizer.get_added_vocab()}
-    return added | {str(token) for token in tokenizer.all_special_tokens}
-
-
 def load_corpus(
-    paths: Sequence[Path],
+    sources: Sequence[Path],
     tokenizer: Any,
     *,
     max_length: int,
+    template: TemplateArguments = NO_TEMPLATE_ARGUMENTS,
     cache_folder: Path | None = None,
+    process_count: int | None = None,
+    skip_invalid: bool = False,
     log_progress: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Load all conversations of some files, each truncated to its first `max_length` tokens. Raises DataError.
+    """Load all conversations of some sources, each truncated to its first `max_length` tokens. Raises DataError.
 
-    The result is cached in `cache_folder` by a digest of all inputs.
+    With `skip_invalid` invalid conversations are omitted and reported; otherwise the first ends the run.
+
+    The result is cached in `cache_folder` by a digest of all inputs. If several processes of a machine call this with the same
+    folder, the first of them tokenizes, and the others wait as long as that takes.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise DataError("the target's tokenizer has no chat template: set data.chat_template to a file with one.")
-    cache_entry = None if cache_folder is None else cache_folder / f"tokens-{_compute_cache_digest(paths, tokenizer, max_length)}"
-    if cache_entry is not None and (cached := _read_cached_corpus(cache_entry)) is not None:
-        return cached
-    parts: list[tuple[Tensor, Tensor]] = []
-    dropped_conversations = 0
-    for path in paths:
-        for number, messages in read_conversations(path):
-            tokens, mask = encode_conversation(tokenizer, messages, f"{path}:{number}")
-            if any(mask[2:max_length]):  # no column predicts the first two tokens
-                parts.append((torch.tensor(tokens[:max_length]), torch.tensor(mask[:max_length])))
-            else:
-                dropped_conversations += 1
-            if log_progress is not None and len(parts) % 1000 == 0 and parts:
-                log_progress(f"{len(parts)} conversations tokenized")
-    if not parts:
-        files_named = ", ".join(map(str, paths))
-        raise DataError(f"{files_named}: no conversation with an assistant's token in its first {max_length} tokens.")
-    corpus = Corpus.from_conversations(parts, dropped_conversations)
-    if cache_entry is not None:
+    tokenize = partial(_tokenize, sources, tokenizer, max_length, template, process_count, skip_invalid, log_progress)
+    if cache_folder is None:
+        corpus = tokenize()
+    else:
+        name = f"tokens-{_compute_cache_digest(sources, tokenizer, max_length, template, skip_invalid)}"
+        corpus = _load_cached(cache_folder, name, tokenize)
+    if corpus.dropped_conversations and log_progress is not None:
+        log_progress(
+            f"{corpus.dropped_conversations} of {corpus.dropped_conversations + len(corpus)} conversations have no answer "
+            f"token in their first {max_length} tokens, and are omitted"
+        )
+    return corpus
+
+
+def _load_cached(cache_folder: Path, name: str, tokenize: Callable[[], Corpus]) -> Corpus:
+    with files.lock_file(cache_folder / "lock"):
+        if (cached := _read_cached_corpus(cache_folder / name)) is not None:
+            return cached
+        corpus = tokenize()
         tensors = {
             "tokens": corpus.tokens,
             "loss_mask": corpus.loss_mask,
             "end_offsets": corpus.end_offsets,
-            "dropped_conversations": torch.tensor([dropped_conversations]),
+            "dropped_conversations": torch.tensor([corpus.dropped_conversations]),
         }
-        with files.replace_folder(cache_entry, lambda _: True) as folder:
+        with files.replace_folder(cache_folder / name, lambda _: True) as folder:
             write_tensors(folder / "corpus.safetensors", tensors, {})
     return corpus
+
+
+def count_conversations(
+    source: Path, tokenizer: Any, *, max_length: int, template: TemplateArguments = NO_TEMPLATE_ARGUMENTS
+) -> tuple[int, int]:
+    """Return (conversations with an answer token in their first `max_length` tokens, all) of a source. Raises DataError."""
+    used = count = 0
+    for conversation in read_conversations(source):
+        masks = []
+        for encoded in encode_conversations(tokenizer, [conversation], max_length, template, process_count=1):
+            if isinstance(encoded, DataError):
+                raise encoded
+            masks.append(encoded[1])
+        used += any(map(_has_answer_token, masks))
+        count += 1
+    return used, count
+
+
+def _has_answer_token(mask: Sequence[bool]) -> bool:
+    return any(mask[2:])  # no column predicts the first two tokens
+
+
+def _tokenize(
+    sources: Sequence[Path],
+    tokenizer: Any,
+    max_length: int,
+    template: TemplateArguments,
+    process_count: int | None,
+    skip_invalid: bool,
+    log_progress: Callable[[str], None] | None,
+) -> Corpus:
+    conversations = (conversation for source in sources for conversation in iterate_conversations(source))
+    parts: list[tuple[Tensor, Tensor]] = []
+    errors: list[DataError] = []
+    dropped_conversations = 0
+    for encoded in encode_conversations(tokenizer, conversations, max_length, template, process_count):
+        if isinstance(encoded, DataError):
+            errors.append(encoded)
+            if not skip_invalid:
+                raise encoded
+            continue
+        token_ids, mask = encoded
+        if _has_answer_token(mask):
+            parts.append((torch.tensor(token_ids), torch.tensor(mask)))
+        else:
+            dropped_conversations += 1
+        if log_progress is not None and len(parts) % 1000 == 0 and parts:
+            log_progress(f"{len(parts)} conversations tokenized")
+    if errors and log_progress is not None:
+        log_progress(f"{len(errors)} invalid conversations are omitted; the first are:")
+        for error in errors[:REPORTED_ERRORS]:
+            log_progress(f"  {error}")
+    if not parts:
+        names = ", ".join(map(str, sources))
+        raise DataError(f"{names}: no conversation with an assistant's token in its first {max_length} tokens.")
+    return Corpus.from_conversations(parts, dropped_conversations)
+
+
+def compute_corpus_digest(corpus: Corpus) -> str:
+    """Return a digest of the tokens, the loss mask and the ends of all conversations."""
+    total = hashlib.sha256()
+    for tensor in (corpus.tokens, corpus.loss_mask, corpus.end_offsets):
+        total.update(tensor.numpy().tobytes())
+    return f"sha256:{total.hexdigest()}"
 
 
 def _read_cached_corpus(folder: Path) -> Corpus | None:
@@ -274,15 +205,14 @@ def _read_cached_corpus(folder: Path) -> Corpus | None:
         return None  # missing or damaged: recreate it
 
 
-def _compute_cache_digest(paths: Sequence[Path], tokenizer: Any, max_length: int) -> str:
-    total = hashlib.sha256(f"{_CACHE_FORMAT_VERSION} {max_length} {tokenizer.chat_template}".encode())
+def _compute_cache_digest(
+    sources: Sequence[Path], tokenizer: Any, max_length: int, template: TemplateArguments, skip_invalid: bool
+) -> str:
+    arguments = json.dumps([template.to_json(), skip_invalid], sort_keys=True)
+    total = hashlib.sha256(f"{_CACHE_FORMAT_VERSION} {max_length} {tokenizer.chat_template} {arguments}".encode())
     total.update(tokenizer.backend_tokenizer.to_str().encode())
-    for path in paths:
-        try:
-            with path.open("rb") as stream:
-                total.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
+    for source in sources:
+        total.update(compute_source_digest(source).encode())
     return total.hexdigest()[:32]
 
 
@@ -296,7 +226,7 @@ def plan_batches(
     """Return the batches of an epoch in order, each with `rows_per_batch` rows. It depends only on its arguments.
 
     Without `packed_row_tokens` a row is one conversation, and a batch has conversations of similar length, for little padding.
-    With it a row contains whole conversations up to that many tokens, which the target reads as one text. An incomplete last
+    With it a row contains whole conversations up to that many tokens (`aerie_drafter.train.packing`). An incomplete last
     batch is omitted; the order of another epoch includes its rows.
     """
     order = list(range(len(lengths)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import operator
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +42,11 @@ class Processes:
             dist.barrier()
 
 
+def is_main_process() -> bool:
+    """Return whether this is the main process of torchrun's group, also before it has joined the group."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def join_process_group() -> Iterator[Processes]:
     """Join the process group of torchrun while the block runs; without torchrun, yield a single process."""
@@ -67,9 +74,16 @@ def _release_sharded_tensors() -> None:
     ends. A thread of the group that still releases tensors while the interpreter ends aborts the process ("terminate called
     without an active exception").
     """
-    from torch.distributed.tensor import debug  # takes a second to import
+    # The import takes a second. A name that another release lacks is skipped: the barrier makes an abort rare.
+    from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
     gc.collect()  # modules and their hooks refer to one another
-    clear_cache = getattr(debug, "_clear_sharding_prop_cache", None)
-    if clear_cache is not None:  # a release without it may abort at its end; the barrier makes that rare
-        clear_cache()
+    for module, name in (
+        (debug, "_clear_sharding_prop_cache"),
+        (_redistribute, "clear_redistribute_planner_cache"),
+        (_redistribute, "_gen_transform_infos.cache_clear"),
+        (_collective_utils, "MeshTopoInfo.build_from_mesh.cache_clear"),
+    ):
+        with contextlib.suppress(AttributeError):
+            operator.attrgetter(name)(module)()
+    gc.collect()

@@ -1,4 +1,8 @@
-"""Progress of a training on a console: a bar in a terminal, otherwise lines."""
+"""Progress of a training on a console: a bar in a terminal, otherwise lines.
+
+Per step of the horizon: `top-1` is the share of columns whose most likely token is the target's, if all earlier steps matched;
+`drawn` and `greedy` are the chances that a drawn or the most likely draft token is accepted at loss.acceptance_temperature.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,9 @@ class ConsoleReporter:
         self._total_tokens += step.tokens
         now = time.monotonic()
         speed = self._total_tokens / max(now - self._start_time, 1e-9)
-        line = f"loss {step.loss:.3f}  accepted {_format_percents(step.metrics.conditional_acceptance)}  {speed:,.0f} tokens/s"
+        metrics = step.metrics
+        line = f"loss {step.loss:.3f}  top-1 {_format_percents(metrics.conditional_acceptance)}"
+        line += f"  drawn {_format_percents(metrics.drawn_acceptance)}  {speed:,.0f} tokens/s"
         if self.progress_bar is not None:
             if self.task_id is None:
                 self.task_id = self.progress_bar.add_task("", total=step.total_steps)
@@ -54,8 +60,10 @@ class ConsoleReporter:
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
         """Print a line."""
         line = f"step {evaluation.step}: acceptance length {evaluation.acceptance_length:.3f} on held-out text"
-        percents = _format_percents(evaluation.metrics.conditional_acceptance)
-        self.console.print(f"{line}, accepted per position {percents}" + (", best so far" if evaluation.is_best else ""))
+        metrics = evaluation.metrics
+        line += f", top-1 per position {_format_percents(metrics.conditional_acceptance)}"
+        line += f", drawn {_format_percents(metrics.drawn_acceptance)}, greedy {_format_percents(metrics.greedy_acceptance)}"
+        self.console.print(line + (", best so far" if evaluation.is_best else ""))
 
 
 def _format_percents(shares: Sequence[float]) -> str:

@@ -2,111 +2,224 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from aerie_drafter import checkpoint
+from aerie_drafter.chat_template import read_template_arguments
 from aerie_drafter.checkpoint import Provenance
 from aerie_drafter.config import DrafterConfig
-from aerie_drafter.errors import CheckpointError, ConfigError, DataError, TargetError
+from aerie_drafter.errors import ConfigError, DataError, TargetError
 from aerie_drafter.model import Drafter
 from aerie_drafter.train import data
+from aerie_drafter.train.answers import read_run_file
+from aerie_drafter.train.compatibility import check_lengths, check_settings, describe_draft_vocabulary
+from aerie_drafter.train.conversations import compute_sources_digest
 from aerie_drafter.train.create import build_drafter_config, create_drafter
 from aerie_drafter.train.data import Corpus
+from aerie_drafter.train.identity import identify_target, identify_tokenizer
 from aerie_drafter.train.processes import Processes
-from aerie_drafter.train.settings import DataSettings, TrainingSettings
+from aerie_drafter.train.settings import TrainingSettings
+from aerie_drafter.train.state_server import HiddenStateServer
 from aerie_drafter.train.states import (
     HiddenStateFiles,
     HiddenStateSource,
     InProcessTarget,
+    LoadStates,
+    StateLayout,
+    StoredHiddenStates,
     TargetParts,
+    check_layout,
     extract_target_parts,
     load_model,
     load_target_parts,
     load_tokenizer,
 )
-from aerie_drafter.train.trainer import Trainer, TrainingReporter
+from aerie_drafter.train.trainer import Trainer, TrainingReporter, report_out_of_memory
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Data of a training, and the identity of its target."""
+
+    corpus: Corpus
+    held_out: Corpus
+    target_id: str
+
+    @property
+    def conversations(self) -> list[Tensor]:
+        """Return the tokens of all conversations, those held out last."""
+        return [corpus[index][0] for corpus in (self.corpus, self.held_out) for index in range(len(corpus))]
+
+    @property
+    def input_ids(self) -> dict[str, str]:
+        """Return what has to be the same when a training resumes, by its name in messages."""
+        return {
+            "target": self.target_id,
+            "training data": data.compute_corpus_digest(self.corpus),
+            "held-out data": data.compute_corpus_digest(self.held_out),
+        }
 
 
 def build_trainer(
     settings: TrainingSettings,
     *,
+    prepared: PreparedData | None = None,
     processes: Processes | None = None,
     reporter: TrainingReporter | None = None,
     log_progress: Callable[[str], None] | None = None,
 ) -> Trainer:
     """Build the trainer. Raises DrafterError.
 
-    `log_progress` gets a message before each slow step.
+    `log_progress` gets a message before each slow step. In a process group `prepared` has to be passed.
     """
     processes, log_progress = processes or Processes(), log_progress or (lambda _: None)
+    prepared = prepared or prepare_data(settings, log_progress)
+    corpus = prepared.corpus
+    log_progress("loading the target")
+    with report_out_of_memory(settings):
+        target_parts, create_source = _load_target(settings, processes, prepared)
+        _check_token_ids((corpus, prepared.held_out), target_parts)
+        drafter = _load_or_create_drafter(settings, target_parts, corpus)
+        log_progress(describe_draft_vocabulary(corpus, drafter.t2d))
+        return Trainer(
+            drafter,
+            create_source(drafter.config),
+            target_parts.lm_head,
+            corpus,
+            prepared.held_out,
+            settings,
+            processes=processes,
+            provenance=_build_provenance(settings, prepared.target_id),
+            input_ids=prepared.input_ids,
+            reporter=reporter,
+        )
+
+
+def prepare_data(settings: TrainingSettings, log_progress: Callable[[str], None] | None = None) -> PreparedData:
+    """Identify the target and load the data, which may take hours. Raises DrafterError.
+
+    Processes of a group call this before they join it: collective operations wait only some minutes for each other.
+    """
     tokenizer = load_tokenizer(settings.target.model, settings.target.revision)
     if settings.data.chat_template is not None:
         tokenizer.chat_template = _read_chat_template(settings.data.chat_template)
-    log_progress("reading the data")
-    if not processes.is_main:
-        processes.barrier()  # the main process fills the cache
-    corpus, held_out = load_corpora(settings.data, tokenizer, settings.optimizer.seed, log_progress)
-    if processes.is_main:
-        processes.barrier()
-    log_progress("loading the target")
-    target_parts, create_source = _load_target(settings, processes)
-    drafter = _load_or_create_drafter(settings, target_parts, corpus)
-    return Trainer(
-        drafter,
-        create_source(drafter.config),
-        target_parts.lm_head,
-        corpus,
-        held_out,
-        settings,
-        processes=processes,
-        provenance=_build_provenance(settings),
-        reporter=reporter,
-    )
+    for source in (*settings.data.train, *settings.data.held_out):
+        check_tokenizer_of_answers(source, tokenizer)
+    check_settings(settings)
+    target_id = identify_target(settings.target.model, settings.target.revision)
+    if log_progress is not None:
+        log_progress("reading the data")
+    corpus, held_out = load_corpora(settings, tokenizer, log_progress)
+    for each in (corpus, held_out):
+        check_lengths(settings, each)
+    return PreparedData(corpus, held_out, target_id)
 
 
 def load_corpora(
-    settings: DataSettings, tokenizer: object, seed: int, log_progress: Callable[[str], None] | None = None
+    settings: TrainingSettings, tokenizer: object, log_progress: Callable[[str], None] | None = None
 ) -> tuple[Corpus, Corpus]:
     """Load (training corpus, held-out corpus). Raises DataError."""
-    corpus = data.load_corpus(
-        settings.train, tokenizer, max_length=settings.max_length, cache_folder=settings.cache, log_progress=log_progress
+    output = Path(os.path.abspath(settings.output.folder))  # `.` has no name
+    load = partial(
+        data.load_corpus,
+        tokenizer=tokenizer,
+        max_length=settings.data.max_length,
+        template=read_template_arguments(settings.template.tools, settings.template.kwargs),
+        cache_folder=settings.data.cache or output.with_name(f"{output.name}.tokens"),
+        skip_invalid=settings.data.skip_invalid,
+        log_progress=log_progress,
     )
-    if settings.held_out:
-        held_out = data.load_corpus(settings.held_out, tokenizer, max_length=settings.max_length, cache_folder=settings.cache)
-        return corpus, held_out
+    corpus = load(settings.data.train)
+    if settings.data.held_out:
+        return corpus, load(settings.data.held_out)
     if len(corpus) < 2:
         raise DataError("data.train: only one conversation, so none can be held out; set data.held_out.")
     order = list(range(len(corpus)))
-    random.Random(f"held out {seed}").shuffle(order)  # noqa: S311 (an order, no secret)
-    count = max(1, round(len(order) * settings.held_out_share))
+    random.Random(f"held out {settings.optimizer.seed}").shuffle(order)  # noqa: S311 (an order, no secret)
+    count = max(1, round(len(order) * settings.data.held_out_share))
     return corpus.select(sorted(order[count:])), corpus.select(sorted(order[:count]))
 
 
+def _check_token_ids(corpora: Sequence[Corpus], target_parts: TargetParts) -> None:
+    largest = max(int(corpus.tokens.max()) for corpus in corpora)
+    if largest >= len(target_parts.embedding):
+        raise DataError(
+            f"the data contains token {largest}, and the target has {len(target_parts.embedding)} tokens: the exact tokens are "
+            "another target's; generate them with this one."
+        )
+
+
+def check_tokenizer_of_answers(source: Path, tokenizer: object) -> None:
+    """Check that exact tokens were generated with this tokenizer, if a run file says with which. Raises DataError."""
+    generated_with, own = read_run_file(source).get("tokenizer"), identify_tokenizer(tokenizer)
+    if generated_with not in (None, own):
+        raise DataError(
+            f"{source}: its tokens are of the tokenizer {generated_with}, and the target's is {own}: they are another target's "
+            "answers; generate them with this one."
+        )
+
+
+def load_parts_of_folder(settings: TrainingSettings, dtype: torch.dtype, device: torch.device) -> TargetParts:
+    """Load what a training from stored states needs of its target. Raises TargetError."""
+    folder = Path(settings.target.model)
+    if not folder.is_dir():
+        raise TargetError(f"target.model {folder}: target.hidden_states requires a folder.")
+    return load_target_parts(folder, dtype, device)
+
+
+def resolve_layout(settings: TrainingSettings, target_parts: TargetParts, aux_layer_ids: Sequence[int]) -> StateLayout:
+    """Return the layout of stored states: by default the auxiliary layers, then the number of layers. Raises TargetError."""
+    last = int(target_parts.config.num_hidden_layers)
+    layers = settings.target.hidden_state_layer_ids or tuple(dict.fromkeys((*aux_layer_ids, last)))
+    check_layout(layers, aux_layer_ids, target_parts)
+    return StateLayout(layers, int(target_parts.config.hidden_size))
+
+
+def _build_state_loader(
+    settings: TrainingSettings, target_parts: TargetParts, layout: StateLayout, prepared: PreparedData
+) -> LoadStates:
+    """Return a function that reads a conversation's states from a file, or requests them from the server if there is none."""
+    target = settings.target
+    stored = None if target.hidden_states is None else HiddenStateFiles(target.hidden_states, layout, prepared.target_id)
+    if target.hidden_states_endpoint is None:
+        assert stored is not None
+        stored.check_complete(prepared.conversations)
+        return stored.load
+    server = HiddenStateServer(
+        target.hidden_states_endpoint,
+        target.hidden_states_model,
+        target_parts,
+        layout,
+        shared_folder=target.hidden_states_shared_folder,
+    )
+    return lambda tokens: stored.load(tokens) if stored is not None and tokens in stored else server.extract(tokens)
+
+
 def _load_target(
-    settings: TrainingSettings, processes: Processes
+    settings: TrainingSettings, processes: Processes, prepared: PreparedData
 ) -> tuple[TargetParts, Callable[[DrafterConfig], HiddenStateSource]]:
     target = settings.target
     device = processes.device
     names = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}
     dtype = names.get(target.dtype) or getattr(torch, target.dtype)
-    if target.hidden_states is not None:
-        folder = Path(target.model)
-        if not folder.is_dir():
-            raise TargetError(f"target.model {target.model}: target.hidden_states requires a folder.")
-        target_parts, states_folder = load_target_parts(folder, dtype, device), target.hidden_states
-        last = int(target_parts.config.num_hidden_layers)
+    if target.reads_states:
+        target_parts = load_parts_of_folder(settings, dtype, device)
 
-        def create_file_source(config: DrafterConfig) -> HiddenStateSource:
-            layers = target.hidden_state_layer_ids or tuple(dict.fromkeys((*config.aux_layer_ids, last)))
-            return HiddenStateFiles(states_folder, target_parts, config.aux_layer_ids, layers)
+        def create_stored_source(config: DrafterConfig) -> HiddenStateSource:
+            layout = resolve_layout(settings, target_parts, config.aux_layer_ids)
+            load = _build_state_loader(settings, target_parts, layout, prepared)
+            return StoredHiddenStates(load, target_parts, config.aux_layer_ids, layout)
 
-        return target_parts, create_file_source
+        return target_parts, create_stored_source
     model = load_model(target.model, target.revision, dtype, torch.device("cpu") if target.shard else device)
     target_parts = extract_target_parts(model)
     if target.shard:
@@ -160,25 +273,15 @@ def _shard_target(model: object, target_parts: TargetParts, processes: Processes
     return TargetParts(target_parts.config, target_parts.embedding.to(processes.device), head, decoder.norm)
 
 
-def _build_provenance(settings: TrainingSettings) -> Provenance:
+def _build_provenance(settings: TrainingSettings, target_id: str) -> Provenance:
     """Return the provenance of the checkpoints: target by name and digest, data by names and digest."""
-    digest = ""
-    folder = Path(settings.target.model)
-    if folder.is_dir():
-        try:
-            digest = checkpoint.compute_model_digest(folder)
-        except CheckpointError:
-            digest = ""  # not safetensors
-    total = hashlib.sha256()
-    for path in settings.data.train:
-        with path.open("rb") as stream:
-            total.update(hashlib.file_digest(stream, "sha256").digest())
-    names = ", ".join(path.name for path in settings.data.train)
+    names, initial = ", ".join(source.name for source in settings.data.train), settings.drafter.initial_checkpoint
     return Provenance(
         target=settings.target.model,
-        target_digest=digest,
-        training_data=f"{names} (sha256:{total.hexdigest()})",
+        target_digest=target_id if target_id.startswith("sha256:") else "",
+        training_data=f"{names} (sha256:{compute_sources_digest(settings.data.train)})",
         training_horizon=settings.loss.horizon,
+        notes={} if initial is None else {"trained further from": checkpoint.compute_model_digest(initial)},
     )
 
 

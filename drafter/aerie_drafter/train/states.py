@@ -1,16 +1,19 @@
 """Hidden states of the target for a training: auxiliary states as input, final states for the loss.
 
-There are two sources: a Hugging Face target in this process, or files of vLLM's `extract_hidden_states`.
+There are two sources: a Hugging Face target in this process, or vLLM's `extract_hidden_states`, by files or on demand
+(`aerie_drafter.train.state_server`).
 Layer ids are vLLM's: k is the input of layer k, and the number of layers is the output of the last one, before the final norm.
 
-Guarantee: both sources return the same states for the same text, up to the target's arithmetic. Not guaranteed for files: that
-they come from this target; only their shapes and tokens are compared.
+Guarantee: both sources return the same states for the same text, up to the target's arithmetic. Not guaranteed for files without
+a manifest: that they come from this target; only their shapes and tokens are compared.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -34,11 +37,14 @@ class TargetHiddenStates(NamedTuple):
 class HiddenStateSource(Protocol):
     """Source of hidden states."""
 
-    supports_packing: bool
-    """Whether a row may contain several conversations as one text."""
+    def prefetch(self, conversations: Sequence[Tensor]) -> None:
+        """Announce conversations that will be fetched soon."""
+
+    def discard_prefetched(self) -> None:
+        """Drop what was announced and not fetched, so that the process can end."""
 
     def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
-        """Return the states of a padded batch [batch, length], whose rows consist of these conversations."""
+        """Return the states of a padded batch [batch, length]; each row is a list of one conversation."""
 
 
 class TargetParts(NamedTuple):
@@ -57,17 +63,21 @@ class TargetParts(NamedTuple):
 class InProcessTarget:
     """A frozen Hugging Face target in this process."""
 
-    supports_packing = True
-
     def __init__(self, model: Any, aux_layer_ids: Sequence[int]) -> None:
         self.model = model.eval().requires_grad_(False)
         self.decoder = get_text_decoder(model)
         self.layers = list(self.decoder.layers)
-        _check_layers(aux_layer_ids, len(self.layers))
+        check_layers(aux_layer_ids, len(self.layers))
         self.aux_layer_ids = tuple(aux_layer_ids)
 
+    def prefetch(self, conversations: Sequence[Tensor]) -> None:
+        """Do nothing: the states are computed with the batch."""
+
+    def discard_prefetched(self) -> None:
+        """Do nothing: nothing is announced."""
+
     @torch.no_grad()
-    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]] = ()) -> TargetHiddenStates:  # noqa: ARG002 (needed by HiddenStateFiles)
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]] = ()) -> TargetHiddenStates:  # noqa: ARG002 (needed by StoredHiddenStates)
         """Run the target. Padding at the end needs no mask, because attention is causal."""
         with _capture_inputs([*self.layers, self.decoder.norm], self.aux_layer_ids) as inputs_by_layer:
             final = self.decoder(input_ids=tokens, use_cache=False).last_hidden_state
@@ -93,36 +103,87 @@ def _capture_inputs(modules: Sequence[nn.Module], layer_ids: Sequence[int]) -> I
             handle.remove()
 
 
+class StateLayout(NamedTuple):
+    """What one conversation's stored states contain: [tokens, layers, hidden], the layers in this order."""
+
+    layer_ids: tuple[int, ...]
+    hidden_size: int
+
+
+LoadStates = Callable[[Tensor], Tensor]
+"""Return the states [tokens, layers, hidden] of a conversation's tokens. Raises DrafterError."""
+
+
+class StoredHiddenStates:
+    """States of whole conversations that are loaded, from files or a server, by threads while a step is computed.
+
+    `layout` has the ids of vLLM's configuration. They must contain the number of the target's layers, for the final states.
+    """
+
+    def __init__(
+        self, load: LoadStates, target_parts: TargetParts, aux_layer_ids: Sequence[int], layout: StateLayout, *, workers: int = 4
+    ) -> None:
+        check_layout(layout.layer_ids, aux_layer_ids, target_parts)
+        self.aux_indices = [layout.layer_ids.index(layer) for layer in aux_layer_ids]
+        self.final_index = layout.layer_ids.index(int(target_parts.config.num_hidden_layers))
+        self.load, self.layout, self.final_norm = load, layout, target_parts.final_norm
+        self.dtype = target_parts.embedding.dtype
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hidden-states")
+        self._pending: dict[str, Future[Tensor]] = {}
+
+    def prefetch(self, conversations: Sequence[Tensor]) -> None:
+        """Begin to load the states of conversations, which `fetch_hidden_states` will request."""
+        for tokens in conversations:
+            digest = compute_token_digest(tokens)
+            if digest not in self._pending:
+                self._pending[digest] = self._pool.submit(self.load, tokens)
+
+    def discard_prefetched(self) -> None:
+        """Cancel all loads that have not begun. Python waits for the others when it ends, and so they remove their files."""
+        for future in self._pending.values():
+            future.cancel()
+        self._pending.clear()
+
+    @torch.no_grad()
+    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
+        """Return the states of rows with one conversation each."""
+        self.prefetch([conversation for (conversation,) in conversations_by_row])
+        shape = (*tokens.shape, len(self.layout.layer_ids), self.layout.hidden_size)
+        states = torch.zeros(shape, dtype=self.dtype, device=tokens.device)
+        loaded = {
+            digest: self._pending.pop(digest).result()
+            for digest in {compute_token_digest(row) for (row,) in conversations_by_row}
+        }
+        for row, (conversation,) in enumerate(conversations_by_row):
+            states[row, : len(conversation)] = loaded[compute_token_digest(conversation)].to(states)
+        return TargetHiddenStates(states[:, :, self.aux_indices].flatten(2), self.final_norm(states[:, :, self.final_index]))
+
+
+MANIFEST_FILE = "states.json"
+"""Beside files of `aerie-drafter states`: target, layers and hidden size. Their names are digests of tokens."""
+
+
 class HiddenStateFiles:
     """Files of vLLM's ExampleHiddenStatesConnector: `token_ids` [tokens] and `hidden_states` [tokens, layers, hidden].
 
-    A conversation's file is identified by its tokens, so files can have any names. `stored_layer_ids` are the ids of vLLM's
-    configuration, in their order. They must contain the number of the target's layers, for the final states.
+    A conversation's file is identified by its tokens. With a manifest, target and layers are compared with it, and files have
+    the names that `state_file_path` returns. Without one, files can have any names, and all are opened first.
     """
 
-    supports_packing = False
-
-    def __init__(
-        self, folder: Path, target_parts: TargetParts, aux_layer_ids: Sequence[int], stored_layer_ids: Sequence[int]
-    ) -> None:
-        last = int(target_parts.config.num_hidden_layers)
-        _check_layers(aux_layer_ids, last)
-        missing = [layer for layer in (*aux_layer_ids, last) if layer not in stored_layer_ids]
-        if missing:
-            raise TargetError(
-                f"{folder}: the files contain the layers {list(stored_layer_ids)}, but layer {missing[0]} is "
-                "required: write them with "
-                f"eagle_aux_hidden_state_layer_ids {sorted({*aux_layer_ids, last})}."
-            )
-        self.aux_indices = [list(stored_layer_ids).index(layer) for layer in aux_layer_ids]
-        self.final_index = list(stored_layer_ids).index(last)
-        self.final_norm, self.folder = target_parts.final_norm, folder
-        self.layers_and_hidden_size = (len(stored_layer_ids), int(target_parts.config.hidden_size))
-        self.file_by_token_digest = self._index_files(sorted(folder.glob("**/*.safetensors")))
+    def __init__(self, folder: Path, layout: StateLayout, target_id: str = "") -> None:
+        self.folder, self.layout = folder, layout
+        self.file_by_token_digest: dict[str, Path] | None = None
+        if (folder / MANIFEST_FILE).exists():
+            check_manifest(folder, layout, target_id)
+        else:
+            self.file_by_token_digest = self._index_files(sorted(folder.glob("**/*.safetensors")))
 
     def _index_files(self, paths: Sequence[Path]) -> dict[str, Path]:
         if not paths:
-            raise DataError(f"{self.folder}: no *.safetensors files; set the folder of vLLM's shared_storage_path.")
+            raise DataError(
+                f"{self.folder}: no *.safetensors files; write them with `aerie-drafter states`, or set the folder of vLLM's "
+                "shared_storage_path."
+            )
         files = {}
         for file in paths:
             try:
@@ -131,34 +192,102 @@ class HiddenStateFiles:
                     shape = tuple(opened.get_slice("hidden_states").get_shape())
             except (SafetensorError, OSError) as error:
                 raise DataError(f"{file}: not a complete file of hidden states ({error}); write it again with vLLM.") from error
-            if shape[1:] != self.layers_and_hidden_size:
-                raise DataError(
-                    f"{file}: hidden_states is {' x '.join(map(str, shape))}; expected: tokens x "
-                    f"{' x '.join(map(str, self.layers_and_hidden_size))}. hidden_state_layer_ids or the target differs."
-                )
+            if shape[1:] != (len(self.layout.layer_ids), self.layout.hidden_size):
+                raise DataError(f"{file}: {_describe_shape(shape, self.layout)}")
         return files
 
-    @torch.no_grad()
-    def fetch_hidden_states(self, tokens: Tensor, conversations_by_row: Sequence[Sequence[Tensor]]) -> TargetHiddenStates:
-        """Read the states of rows with one conversation each."""
-        layers, hidden = self.layers_and_hidden_size
-        states: Tensor | None = None
-        for at, (conversation,) in enumerate(conversations_by_row):
-            file = self.file_by_token_digest.get(compute_token_digest(conversation))
-            if file is None:
-                raise DataError(
-                    f"{self.folder}: no file contains the hidden states of a conversation of {len(conversation)} "
-                    "tokens that begins "
-                    f"with {conversation[:8].tolist()}; write the states of the same data, chat template and max_length."
-                )
-            with safe_open(file, framework="pt") as opened:
-                stored = opened.get_tensor("hidden_states")
-            if states is None:
-                states = torch.zeros(*tokens.shape, layers, hidden, dtype=stored.dtype, device=tokens.device)
-            states[at, : len(stored)] = stored.to(states.device)
-        if states is None:
-            raise DataError(f"{self.folder}: no conversations requested.")
-        return TargetHiddenStates(states[:, :, self.aux_indices].flatten(2), self.final_norm(states[:, :, self.final_index]))
+    def __contains__(self, tokens: Tensor) -> bool:
+        return self._find(tokens) is not None
+
+    def check_complete(self, conversations: Sequence[Tensor]) -> None:
+        """Check that each conversation has a file. Raises DataError with the number of those that have none."""
+        digests = self.file_by_token_digest
+        if digests is None:
+            digests = {path.stem: path for path in self.folder.glob("??/*.safetensors")}  # faster than one check of each
+        missing = [tokens for tokens in conversations if compute_token_digest(tokens) not in digests]
+        if missing:
+            first = missing[0]
+            raise DataError(
+                f"{self.folder}: {len(missing)} of {len(conversations)} conversations have no file of hidden states, such as "
+                f"that of {len(first)} tokens that begins with {first[:8].tolist()}; repeat `aerie-drafter states` with the same "
+                "settings, or set target.hidden_states_endpoint."
+            )
+
+    def _find(self, tokens: Tensor) -> Path | None:
+        digest = compute_token_digest(tokens)
+        if self.file_by_token_digest is not None:
+            return self.file_by_token_digest.get(digest)
+        path = state_file_path(self.folder, digest)
+        return path if path.exists() else None
+
+    def load(self, tokens: Tensor) -> Tensor:
+        """Return the states of a conversation. Raises DataError."""
+        path = self._find(tokens)
+        if path is None:
+            raise DataError(
+                f"{self.folder}: no file contains the hidden states of a conversation of {len(tokens)} tokens that begins "
+                f"with {tokens[:8].tolist()}; write the states of the same data, chat template and max_length."
+            )
+        return read_state_file(path, tokens, self.layout)
+
+
+def read_state_file(path: Path, tokens: Tensor, layout: StateLayout) -> Tensor:
+    """Return the states in a file, if they are those of the tokens and fit the layout. Raises DataError."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            token_ids = opened.get_tensor("token_ids")
+            states: Tensor = opened.get_tensor("hidden_states")
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: not a complete file of hidden states ({error}); write it again with vLLM.") from error
+    if not torch.equal(token_ids.long(), tokens.long()):
+        raise DataError(
+            f"{path}: its {len(token_ids)} tokens are not those of the conversation of {len(tokens)}; write it again."
+        )
+    if tuple(states.shape) != (len(tokens), len(layout.layer_ids), layout.hidden_size):
+        raise DataError(f"{path}: {_describe_shape(tuple(states.shape), layout)}")
+    if not states.is_floating_point():
+        raise DataError(f"{path}: hidden_states is {states.dtype}; expected: floating point.")
+    return states
+
+
+def _describe_shape(shape: Sequence[int], layout: StateLayout) -> str:
+    return (
+        f"hidden_states is {' x '.join(map(str, shape))}; expected: tokens x {len(layout.layer_ids)} x {layout.hidden_size}. "
+        "hidden_state_layer_ids or the target differs."
+    )
+
+
+def state_file_path(folder: Path, token_digest: str) -> Path:
+    """Return the file of a conversation, in one of 256 folders."""
+    return folder / token_digest[:2] / f"{token_digest}.safetensors"
+
+
+def check_manifest(folder: Path, layout: StateLayout, target_id: str) -> None:
+    """Compare the manifest of a folder with what a training needs. Raises DataError, TargetError."""
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        layers, target = list(manifest["layer_ids"]), str(manifest["target"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); write the states into a new folder.") from error
+    if layers != list(layout.layer_ids):
+        raise TargetError(
+            f"{path}: the files have the layers {layers}, and {list(layout.layer_ids)} are required; set a new folder."
+        )
+    if target_id and target != target_id:
+        raise TargetError(f"{path}: the states are of the target {target}, and the target is {target_id}; set a new folder.")
+
+
+def check_layout(stored_layer_ids: Sequence[int], aux_layer_ids: Sequence[int], target_parts: TargetParts) -> None:
+    """Check that stored states contain what a drafter needs. Raises TargetError."""
+    last = int(target_parts.config.num_hidden_layers)
+    check_layers(aux_layer_ids, last)
+    missing = [layer for layer in (*aux_layer_ids, last) if layer not in stored_layer_ids]
+    if missing:
+        raise TargetError(
+            f"the hidden states contain the layers {list(stored_layer_ids)}, but layer {missing[0]} is required: write them with "
+            f"eagle_aux_hidden_state_layer_ids {sorted({*aux_layer_ids, last})}."
+        )
 
 
 def compute_token_digest(tokens: Tensor) -> str:
@@ -178,13 +307,18 @@ def get_text_decoder(model: Any) -> Any:
     return inner
 
 
-def extract_target_parts(model: Any) -> TargetParts:
-    """Return the parts of a loaded model. Raises TargetError."""
-    config = model.config.get_text_config()
+def check_logits(config: Any) -> None:
+    """Check in a target's text configuration that its logits are lm_head(state). Raises TargetError."""
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         value = getattr(config, name, None)
         if value not in (None, 1, 1.0):
             raise TargetError(f"the target's {name} is {value}: only targets whose logits are lm_head(state) are supported.")
+
+
+def extract_target_parts(model: Any) -> TargetParts:
+    """Return the parts of a loaded model. Raises TargetError."""
+    config = model.config.get_text_config()
+    check_logits(config)
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise TargetError(f"{type(model).__name__}: expected: an lm_head without bias.")
@@ -234,7 +368,8 @@ def load_target_parts(folder: Path, dtype: torch.dtype, device: torch.device) ->
     return extract_target_parts(model)
 
 
-def _check_layers(aux_layer_ids: Sequence[int], layer_count: int) -> None:
+def check_layers(aux_layer_ids: Sequence[int], layer_count: int) -> None:
+    """Check that a target of `layer_count` layers has the layers. Raises TargetError."""
     invalid = [layer for layer in aux_layer_ids if not 0 <= layer <= layer_count]
     if invalid:
         raise TargetError(

@@ -5,10 +5,9 @@
     column t, step i  reads x[t+1+i] and its own state of step i-1, learns the one at t+1+i            (of token t+2+i)
 
 The input tokens are those of the text (teacher forcing); the states are the drafter's own, as in serving. The loss of a column is
-KL(target || drafter), with the target's distribution restricted to the draft vocabulary and renormalized; its gradient is that
-of the soft cross entropy. A position counts if the loss mask contains the token that it predicts (the assistant's), and the
-target's most likely token is in the draft vocabulary. Step i is weighted with decay^i. Source: EAGLE-3 (arXiv 2503.01840) and the
-training code of SafeAILab/EAGLE, TorchSpec and SpecForge, which agree on this.
+a mixture of those in `aerie_drafter.train.losses`; by default KL(target || drafter), as in EAGLE-3 (arXiv 2503.01840) and the
+training code of SafeAILab/EAGLE, TorchSpec and SpecForge. A position counts if the loss mask contains the token that it predicts
+(the assistant's). With KL alone, the target's most likely token has to be in the draft vocabulary too.
 
 One column of each step learns the same position of the target. So the loss processes the positions in slices: the target's logits
 of a slice are computed once from its final states, used for all steps, and freed. The gradients of the drafter's states and of
@@ -25,11 +24,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from aerie_drafter.model import Drafter, UnrolledCache
+from aerie_drafter.model import Drafter, ProjectedTokens, UnrolledCache
+from aerie_drafter.train.losses import LossMixture, TargetSlice, mixture_value_and_gradient, sum_of_minima
 
 LOGIT_SLICE_ELEMENTS = 2**24
 """Elements of one slice of logits: 64 MiB in float32."""
+CPU_SLICE_POSITIONS = 256
+"""Most positions of a slice on CPU: larger products are not faster there, and the slice would leave the cache."""
+
+
+def count_slice_positions(elements: int, vocabulary: int, device_type: str) -> int:
+    """Return the number of positions of a slice with at most that many logits."""
+    positions = max(1, elements // vocabulary)
+    return min(positions, CPU_SLICE_POSITIONS) if device_type == "cpu" else positions
 
 
 @dataclass(frozen=True)
@@ -44,11 +53,14 @@ class TrainingBatch:
     """[batch, length, parts x target_hidden]: the auxiliary states side by side, lowest layer first."""
     final_hidden_states: Tensor
     """[batch, length, target_hidden]: the state that the target's lm_head reads, after the final norm."""
+    text_starts: Tensor | None = None
+    """[batch, length], int: the index of the first token of each token's text, if a row contains several texts, which do not see
+    each other (`aerie_drafter.train.packing`). None: a row is one text."""
 
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """Sums over columns for each step, [5, horizon] in float64; those of batches and processes can be added."""
+    """Sums over columns for each step, [8, horizon] in float64; those of batches and processes can be added."""
 
     sums: Tensor
 
@@ -58,7 +70,7 @@ class TrainingMetrics:
     @classmethod
     def zero(cls, horizon: int, device: torch.device | str = "cpu") -> TrainingMetrics:
         """Return metrics without columns."""
-        return cls(torch.zeros(5, horizon, dtype=torch.float64, device=device))
+        return cls(torch.zeros(8, horizon, dtype=torch.float64, device=device))
 
     @property
     def position_count(self) -> float:
@@ -80,9 +92,36 @@ class TrainingMetrics:
         """Return the share of columns where this step and all earlier ones matched, per step."""
         return _ratio(self.sums[4], self.sums[2])
 
+    @property
+    def drawn_acceptance(self) -> list[float]:
+        """Return the chance that a drawn draft token is accepted, per step: mean of the sum of min(p, q)."""
+        return _ratio(self.sums[6], self.sums[5])
+
+    @property
+    def greedy_acceptance(self) -> list[float]:
+        """Return the chance that a greedy draft token is accepted, per step: mean of the target's p(argmax q)."""
+        return _ratio(self.sums[7], self.sums[5])
+
 
 def _ratio(above: Tensor, below: Tensor) -> list[float]:
     return [float(a / b) if b else 0.0 for a, b in zip(above.tolist(), below.tolist(), strict=True)]
+
+
+class ColumnAcceptance(NamedTuple):
+    """Acceptance of each column at one temperature of target and drafter, [horizon, batch, length - 1].
+
+    A step is reached only if the earlier draft tokens equal the text's, because those are its input. Columns that learn nothing
+    are 0. At temperature 0 all four are whether the drafter's most likely token is the target's.
+    """
+
+    drawn: Tensor
+    """Chance that a token drawn from q is accepted: the sum of min(p, q), over the target's whole vocabulary."""
+    greedy: Tensor
+    """Chance that the drafter's most likely token is accepted: p(argmax q)."""
+    drawn_text: Tensor
+    """Chance that the text's token was an accepted one, with drawn drafts: min(1, q / p)."""
+    greedy_text: Tensor
+    """The same with greedy drafts: 1 where the drafter's most likely token is the text's, else 0."""
 
 
 class LossOutput(NamedTuple):
@@ -93,12 +132,16 @@ class LossOutput(NamedTuple):
     metrics: TrainingMetrics
     argmax_matches: Tensor
     """[horizon, batch, length - 1], bool: whether the drafter's most likely token is the target's; a tie is a match."""
+    acceptance: tuple[ColumnAcceptance, ...]
+    """The acceptance at each of the temperatures."""
 
 
 class TrainingTimeTest(nn.Module):
     """The loss as a module, so that DistributedDataParallel sees one forward per batch.
 
-    `target_lm_head` is the weight of the target's lm_head, [vocabulary, target_hidden]; it is not a parameter.
+    `target_lm_head` is the weight of the target's lm_head, [vocabulary, target_hidden]; it is not a parameter. `step_weights`
+    has a weight for each of the horizon's steps. The metrics are those of the first of `temperatures`. `recompute` saves
+    memory in exchange for time (`unroll_drafter`).
     """
 
     def __init__(
@@ -106,21 +149,32 @@ class TrainingTimeTest(nn.Module):
         drafter: Drafter,
         target_lm_head: Tensor,
         *,
-        horizon: int = 7,
-        decay: float = 0.8,
+        step_weights: Sequence[float],
+        mixture: LossMixture | None = None,
+        temperatures: Sequence[float] = (1.0,),
         slice_elements: int = LOGIT_SLICE_ELEMENTS,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.drafter = drafter
         self.target_lm_head = target_lm_head.detach()
-        self.horizon, self.decay, self.slice_elements = horizon, decay, slice_elements
+        self.step_weights, self.horizon = tuple(step_weights), len(step_weights)
+        self.mixture, self.temperatures = mixture or LossMixture(), tuple(temperatures)
+        self.slice_elements, self.recompute = slice_elements, recompute
 
     def forward(self, batch: TrainingBatch) -> LossOutput:
         """Compute the loss of a batch; without gradients, only the metrics."""
-        drafter, horizon = self.drafter, self.horizon
-        states = unroll_drafter(drafter, batch.tokens, batch.aux_hidden_states, horizon)
-        rows, positions = _loss_positions(batch.loss_mask)
-        total, counts, divergence, argmax_matches = _SlicedKlLoss.apply(  # type: ignore[no-untyped-call]
+        drafter = self.drafter
+        recompute = self.recompute and torch.is_grad_enabled()
+        states = unroll_drafter(
+            drafter, batch.tokens, batch.aux_hidden_states, self.horizon, batch.text_starts, recompute=recompute
+        )
+        starts = torch.zeros_like(batch.tokens) if batch.text_starts is None else batch.text_starts
+        # Column t predicts token t + 2 first, so no column of a text predicts its first two tokens.
+        loss_mask = batch.loss_mask & (torch.arange(starts.shape[1], device=starts.device) - starts >= 2)
+        rows, positions = _loss_positions(loss_mask)
+        columns_before = positions - starts[rows, positions]
+        total, counts, divergence, argmax_matches, acceptance = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
             _LossInputs(
                 final_hidden_states=batch.final_hidden_states,
                 target_lm_head=self.target_lm_head,
@@ -128,30 +182,73 @@ class TrainingTimeTest(nn.Module):
                 t2d=drafter.t2d,
                 rows=rows,
                 positions=positions,
-                step_weights=tuple(self.decay**step for step in range(horizon)),
+                columns_before=columns_before,
+                next_tokens=batch.tokens[rows, positions + 1],
+                step_weights=self.step_weights,
+                mixture=self.mixture,
+                temperatures=self.temperatures,
                 slice_elements=self.slice_elements,
                 needs_gradients=torch.is_grad_enabled(),
             ),
             drafter.lm_head.weight,
             *states,
         )
-        sums = torch.cat([torch.stack([counts, divergence]), count_surviving_columns(argmax_matches, batch.loss_mask)])
-        return LossOutput(total, TrainingMetrics(sums), argmax_matches)
+        acceptance = tuple(ColumnAcceptance(*at_temperature) for at_temperature in acceptance)
+        columns = torch.stack([(columns_before > step).sum() for step in range(self.horizon)])
+        sums = torch.cat(
+            [
+                torch.stack([counts, divergence]),
+                count_surviving_columns(argmax_matches, loss_mask),
+                torch.stack([columns, *(part.sum((1, 2), dtype=torch.float64) for part in acceptance[0][:2])]),
+            ]
+        )
+        return LossOutput(total, TrainingMetrics(sums), argmax_matches, acceptance)
 
 
-def unroll_drafter(drafter: Drafter, tokens: Tensor, aux_hidden_states: Tensor, horizon: int) -> list[Tensor]:
+def decaying_weights(horizon: int, decay: float = 0.8) -> tuple[float, ...]:
+    """Return the weights decay^0, decay^1, ... of a loss's steps."""
+    return tuple(decay**step for step in range(horizon))
+
+
+def unroll_drafter(
+    drafter: Drafter,
+    tokens: Tensor,
+    aux_hidden_states: Tensor,
+    horizon: int,
+    text_starts: Tensor | None = None,
+    *,
+    recompute: bool = False,
+) -> list[Tensor]:
     """Return the states of each step after the final norm: `horizon` tensors [batch, length - 1, hidden].
 
-    Columns past the end of the text read token 0; only their own later steps see them.
+    Columns past the end of the text read token 0, or tokens of the next text; only their own later steps see them. With
+    `recompute` the backward pass computes the activations of a step again; only its input, keys and values are kept.
     """
-    kv_cache, columns = UnrolledCache(), tokens.shape[1] - 1
+    columns = tokens.shape[1] - 1
+    starts = None if text_starts is None else text_starts[:, :columns]
+    kv_cache = UnrolledCache(starts, num_layers=drafter.config.num_hidden_layers)
     hidden = drafter.fuse_aux_hidden_states(aux_hidden_states[:, :-1].to(drafter.fc.weight.dtype))
-    padded_tokens = nn.functional.pad(tokens, (0, horizon))
+    read_tokens = nn.functional.pad(tokens[:, 1:], (0, horizon - 1))
     states = []
-    for step in range(horizon):
-        normed, hidden = drafter(padded_tokens[:, 1 + step : 1 + step + columns], hidden, kv_cache)
+    for step_tokens in drafter.project_tokens(read_tokens).windows(columns, horizon):
+        if recompute:
+            normed, hidden, *entries = checkpoint(
+                _run_step, drafter, step_tokens, hidden, kv_cache, *kv_cache.entries, use_reentrant=False
+            )
+            kv_cache = kv_cache.with_entries(entries)
+        else:
+            normed, hidden = drafter.run_step(step_tokens, hidden, kv_cache)
         states.append(normed)
     return states
+
+
+def _run_step(
+    drafter: Drafter, tokens: ProjectedTokens, hidden: Tensor, kv_cache: UnrolledCache, *entries: Tensor
+) -> tuple[Tensor, ...]:
+    """Run a step after the `entries` of the earlier ones: (state after the final norm, next state, all entries)."""
+    step_cache = kv_cache.with_entries(entries)
+    normed, next_hidden = drafter.run_step(tokens, hidden, step_cache)
+    return normed, next_hidden, *step_cache.entries
 
 
 def count_surviving_columns(argmax_matches: Tensor, loss_mask: Tensor) -> Tensor:
@@ -191,8 +288,8 @@ def simulate_speculation(argmax_matches: Tensor, loss_mask: Tensor, num_speculat
 
 def _loss_positions(counted: Tensor) -> tuple[Tensor, Tensor]:
     """Return (rows, positions) of the target's states that predict a token of the loss mask, [positions] each."""
-    predicts = counted[:, 2:].nonzero(as_tuple=True)  # no column learns position 0
-    return predicts[0], predicts[1] + 1
+    rows, predicted = counted.nonzero(as_tuple=True)
+    return rows, predicted - 1
 
 
 class _LossInputs(NamedTuple):
@@ -204,23 +301,72 @@ class _LossInputs(NamedTuple):
     t2d: Tensor
     rows: Tensor
     positions: Tensor
+    columns_before: Tensor
+    """[positions]: number of columns of the same text before each position, which is the number of steps that learn it."""
+    next_tokens: Tensor
+    """[positions]: the text's token that each position predicts."""
     step_weights: Sequence[float]
+    mixture: LossMixture
+    temperatures: Sequence[float]
     slice_elements: int
     needs_gradients: bool
 
 
-class _SlicedKlLoss(torch.autograd.Function):
+class _Sampling(NamedTuple):
+    """The target's distribution at some positions, at a temperature; at temperature 0 the tensors have no meaning."""
+
+    temperature: float
+    probabilities: Tensor
+    """[positions, draft vocabulary]"""
+    text_probability: Tensor
+    """[positions]: that of the text's token."""
+
+    @classmethod
+    def of_target(
+        cls, temperature: float, logits: Tensor, target: TargetSlice, draft_token_ids: Tensor | None, next_tokens: Tensor
+    ) -> _Sampling:
+        """Compute the distribution from the target's logits, [positions, vocabulary]."""
+        text_logit = logits.gather(-1, next_tokens.unsqueeze(-1)).squeeze(-1)
+        if temperature in (0, 1):
+            return cls(temperature, target.probabilities, (text_logit - target.log_normalizer).exp())
+        log_normalizer = (logits / temperature).logsumexp(-1, keepdim=True)
+        inside = logits if draft_token_ids is None else logits[:, draft_token_ids]
+        return cls(
+            temperature,
+            (inside / temperature - log_normalizer).exp_(),
+            (text_logit / temperature - log_normalizer.squeeze(-1)).exp(),
+        )
+
+    def scale(self, logits: Tensor) -> Tensor | None:
+        """Return the drafter's probabilities at the temperature; None at 0 and 1, where the loss has what is needed."""
+        return None if self.temperature in (0, 1) else (logits / self.temperature).softmax(-1)
+
+    def accept(self, draft_probabilities: Tensor, best_id: Tensor, text_id: Tensor, is_text_drafted: Tensor) -> Tensor:
+        """Return the four chances of ColumnAcceptance, [4, positions]; `best_id` and `text_id` [positions, 1] are draft ids."""
+        of_text = draft_probabilities.gather(-1, text_id).squeeze(-1)
+        ratio = torch.where(of_text < self.text_probability, of_text / self.text_probability, 1.0)
+        return torch.stack(
+            [
+                sum_of_minima(self.probabilities, draft_probabilities),
+                self.probabilities.gather(-1, best_id).squeeze(-1),
+                ratio * is_text_drafted,
+                ((best_id == text_id).squeeze(-1) & is_text_drafted).to(ratio.dtype),
+            ]
+        )
+
+
+class _SlicedLoss(torch.autograd.Function):
     """The loss and its gradients, computed together slice by slice of positions."""
 
     @staticmethod
-    def forward(ctx: Any, fixed: _LossInputs, head: Tensor, *states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, fixed: _LossInputs, head: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         batch, columns, _ = states[0].shape
         device, horizon = head.device, len(states)
         device_type = device.type
         compute_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else head.dtype
         accumulation_dtype = torch.promote_types(head.dtype, torch.float32)
         weight = head.to(compute_dtype)
-        is_full_vocabulary = len(fixed.draft_token_ids) == len(fixed.t2d)
+        draft_token_ids = None if len(fixed.draft_token_ids) == len(fixed.t2d) else fixed.draft_token_ids
         draft_ids = torch.zeros(len(fixed.t2d), dtype=torch.long, device=device)  # by token; 0 outside of the draft vocabulary
         draft_ids[fixed.draft_token_ids] = torch.arange(len(fixed.draft_token_ids), device=device)
         flat = [state.reshape(batch * columns, -1) for state in states]
@@ -229,55 +375,80 @@ class _SlicedKlLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=accumulation_dtype, device=device)
         counts = torch.zeros(horizon, dtype=torch.float64, device=device)
         divergence = torch.zeros(horizon, dtype=torch.float64, device=device)
-        argmax_matches = torch.zeros(
-            horizon, batch * columns + 1, dtype=torch.bool, device=device
-        )  # the last element collects invalid columns
-        size = max(1, fixed.slice_elements // len(fixed.t2d))
+        # By column; the last element collects invalid columns.
+        argmax_matches = torch.zeros(horizon, batch * columns + 1, dtype=torch.bool, device=device)
+        acceptance = torch.zeros(
+            len(fixed.temperatures), 4, horizon, batch * columns + 1, dtype=accumulation_dtype, device=device
+        )
+        size = count_slice_positions(fixed.slice_elements, len(fixed.t2d), device_type)
+        by_position = (fixed.rows, fixed.positions, fixed.columns_before, fixed.next_tokens)
+        slices = zip(*(torch.split(part, size) for part in by_position), strict=True)
         with torch.autocast(device_type, enabled=False):
-            for rows, positions in zip(torch.split(fixed.rows, size), torch.split(fixed.positions, size), strict=True):
+            for rows, positions, columns_before, next_tokens in slices:
                 target_logits = (
                     fixed.final_hidden_states[rows, positions].to(fixed.target_lm_head.dtype) @ fixed.target_lm_head.T
                 ).to(accumulation_dtype)
-                best = target_logits.argmax(-1)
-                in_draft_vocabulary = fixed.t2d[best]
-                if not is_full_vocabulary:
-                    target_logits = target_logits[:, fixed.draft_token_ids]
-                target_probabilities = target_logits.softmax(-1)
-                # The log of the sum of exponentials follows from the probability of the most likely token.
-                entropy = (
-                    target_logits.amax(-1)
-                    - target_probabilities.amax(-1).log()
-                    - torch.linalg.vecdot(target_probabilities, target_logits)
-                )
+                best = target_logits.max(-1).indices  # argmax is slower on CPU
+                target = TargetSlice.from_logits(target_logits, draft_token_ids)
+                samplings = [
+                    _Sampling.of_target(temperature, target_logits, target, draft_token_ids, next_tokens)
+                    for temperature in fixed.temperatures
+                ]
                 del target_logits
-                draft_id = draft_ids[best].unsqueeze(-1)
+                has_draft_argmax = fixed.t2d[best]
+                draft_id, text_id = draft_ids[best].unsqueeze(-1), draft_ids[next_tokens].unsqueeze(-1)
+                is_text_drafted = fixed.t2d[next_tokens]
                 for step, state in enumerate(flat):
-                    valid = positions >= step + 1
+                    valid = columns_before > step
                     column = rows * columns + (positions - 1 - step).clamp(min=0)  # clamped columns have weight 0
+                    written = column.masked_fill(~valid, batch * columns)
                     inputs = state[column].to(compute_dtype)
                     logits = (inputs @ weight.T).to(accumulation_dtype)
-                    top = logits.amax(-1, keepdim=True)
-                    matches = (logits.gather(-1, draft_id) == top).squeeze(-1) & in_draft_vocabulary
-                    argmax_matches[step, column.masked_fill(~valid, batch * columns)] = matches
-                    cross = torch.linalg.vecdot(target_probabilities, logits)
+                    top, best_draft_id = logits.max(-1, keepdim=True)
+                    matches = (logits.gather(-1, draft_id) == top).squeeze(-1) & has_draft_argmax
+                    argmax_matches[step, written] = matches
+                    cross = torch.linalg.vecdot(target.restricted, logits)
+                    scaled = [sampling.scale(logits) for sampling in samplings]
                     total_chance = logits.sub_(top).exp_().sum(-1, keepdim=True)
-                    kl = (top + total_chance.log()).squeeze(-1) - cross - entropy
-                    mask = (in_draft_vocabulary & valid).to(accumulation_dtype)
-                    counts[step] += mask.sum()
-                    kl = (kl * mask).sum()
-                    divergence[step] += kl
-                    total += fixed.step_weights[step] * kl
-                    if to_head is not None:
-                        grad = logits.div_(total_chance).sub_(target_probabilities)
-                        grad = grad.mul_((mask * fixed.step_weights[step]).unsqueeze(-1)).to(compute_dtype)
+                    kl = (top + total_chance.log()).squeeze(-1) - cross - target.entropy
+                    draft_probabilities = logits.div_(total_chance)
+                    drawn_acceptance = None
+                    for number, (sampling, other_probabilities) in enumerate(zip(samplings, scaled, strict=True)):
+                        if sampling.temperature == 0:
+                            acceptance[number, :, step, written] = matches.to(accumulation_dtype).expand(4, -1)
+                            continue
+                        q = draft_probabilities if other_probabilities is None else other_probabilities
+                        accepted = sampling.accept(q, best_draft_id, text_id, is_text_drafted)
+                        acceptance[number, :, step, written] = accepted
+                        if sampling.temperature == 1:
+                            drawn_acceptance = accepted[0]
+                    if drawn_acceptance is None:
+                        drawn_acceptance = sum_of_minima(target.probabilities, draft_probabilities)
+                    counted = valid & has_draft_argmax if fixed.mixture.is_kl_only else valid
+                    counts[step] += counted.sum()
+                    divergence[step] += (kl * counted).sum()
+                    value, grad = mixture_value_and_gradient(
+                        fixed.mixture,
+                        target,
+                        draft_probabilities,
+                        kl,
+                        drawn_acceptance,
+                        valid.to(accumulation_dtype) * fixed.step_weights[step],
+                        has_draft_argmax,
+                        needs_gradient=to_head is not None,
+                    )
+                    total += value.sum()
+                    if to_head is not None and grad is not None:
+                        grad = grad.to(compute_dtype)
                         to_states[step].index_add_(0, column, (grad @ weight).to(state.dtype))
                         _add_product(to_head, grad.T, inputs)
         if to_head is not None:
             ctx.save_for_backward(to_head.to(head.dtype), *to_states)
             ctx.shape = states[0].shape
         argmax_matches = argmax_matches[:, :-1].reshape(horizon, batch, columns)
-        ctx.mark_non_differentiable(counts, divergence, argmax_matches)
-        return total, counts, divergence, argmax_matches
+        acceptance = acceptance[..., :-1].reshape(-1, 4, horizon, batch, columns)
+        ctx.mark_non_differentiable(counts, divergence, argmax_matches, acceptance)
+        return total, counts, divergence, argmax_matches, acceptance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,4 +1,5 @@
-"""The lab's binaries: pinned builds of Kubernetes, etcd, Helm, Contour and Prometheus, the packaged Envoy, and vLLM.
+"""The lab's binaries: pinned builds of Kubernetes, etcd, Helm, Contour, Prometheus and an S3 server, the packaged
+Envoy, and vLLM.
 
 lookup       the functions for callers
 store        folders of builds; one build at a time, complete or absent

@@ -197,6 +197,8 @@ def prometheus_release_version(module_version: str) -> str:
     return f"{int(major_minor) // 100}.{int(major_minor) % 100}.{patch}"
 
 
+OBJECT_STORE = "versitygw"
+"""The family of a server with the API of Amazon S3 over a folder, for tests."""
 _KUBERNETES = "k8s.io/kubernetes/cmd"
 _PROMETHEUS = "github.com/prometheus/prometheus/cmd"
 
@@ -254,6 +256,12 @@ FAMILIES: Mapping[str, BinaryFamily] = {
             # Of the ways to find targets only Kubernetes': the clients of all the clouds are most of a build.
             tags=("remove_all_sd", "enable_kubernetes_sd"),
             to_release_version=prometheus_release_version,
+        ),
+        BinaryFamily(
+            name=OBJECT_STORE,
+            module="github.com/versity/versitygw",
+            binaries=(Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),),
+            linker_variables=("main.Version={version}",),
         ),
     )
 }

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from aerie_lab.binaries import store, version_check
 from aerie_lab.binaries.commands import ProgressCallback
-from aerie_lab.binaries.families import ENVIRONMENTS, ENVOY, ENVOY_VERSION, FAMILIES, RECIPES, Binary, manifest_path
+from aerie_lab.binaries.families import ENVIRONMENTS, ENVOY, ENVOY_VERSION, FAMILIES, OBJECT_STORE, RECIPES, Binary, manifest_path
 from aerie_lab.errors import BuildError
 
 BINARIES_VARIABLE = "AERIE_LAB_BINARIES"
 
-DEFAULT_FAMILY_NAMES = (*FAMILIES, ENVOY.name)
+DEFAULT_FAMILY_NAMES = (*(name for name in FAMILIES if name != OBJECT_STORE), ENVOY.name)
 """The families that a lab or its tools may need in any use. Envoy is one of its own."""
 
-FAMILY_NAMES = (*DEFAULT_FAMILY_NAMES, *ENVIRONMENTS)
+FAMILY_NAMES = (*DEFAULT_FAMILY_NAMES, OBJECT_STORE, *ENVIRONMENTS)
 """All families."""
 
 

@@ -184,7 +184,8 @@ def build(
     families: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Of {', '.join(FAMILY_NAMES)}. When none is named: all but vllm, which takes 5.5 GiB of disk, and vllm-0.33."
+            help=f"Of {', '.join(FAMILY_NAMES)}. When none is named: all but versitygw, which tests alone use, vllm, which takes "
+            "5.5 GiB of disk, and vllm-0.33."
         ),
     ] = None,
 ) -> None:

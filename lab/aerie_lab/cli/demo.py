@@ -1,15 +1,18 @@
 """`aerie-lab demo`: the operator promotes a better drafter, and rolls back a bad one, under traffic.
 
-It starts its own lab with simulated or real engines (scenarios.py), prints each command with its output, sends a bounded
-number of requests, counts failures, and stops the lab. Every wait has a timeout. A rollout with an unexpected result is an error,
-and so is a failed request. So is a pod that a rollout in place has created or restarted, and a user's request on a drafter that
-no shadow evaluation has accepted yet.
+It starts its own lab with simulated or real engines (scenarios.py), prints each command with its output, sends a bounded number
+of requests, counts failures, and stops the lab, also when SIGTERM ends it. Every wait has a timeout. A rollout with an
+unexpected result is an error, and so is a failed request. So is a pod that a rollout in place has created or restarted, and a
+user's request on a drafter that no shadow evaluation has accepted yet.
+
+`--show refresh` is another demo, with the same tools (demo_refresh.py).
 
 With `--cluster kind` or `k3d` the place is a cluster of containers instead (container_cluster.py). The steps in it are the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -39,6 +42,7 @@ from aerie_lab.errors import LabError, StartError, StateError
 Json = dict[str, Any]
 
 REPOSITORY_FOLDER = Path(__file__).resolve().parents[3]
+SHOWS = ("rollouts", "refresh")
 CHART_FOLDER = REPOSITORY_FOLDER / "charts" / "aerie"
 
 _IN_PLACE_SUMMARY = """\
@@ -75,6 +79,14 @@ def demo(
             "with fake programs, and their manifests in the lab. They never ran with a container engine.",
         ),
     ] = "lab",
+    show: Annotated[
+        str,
+        typer.Option(
+            "--show",
+            help="What is shown: rollouts, or refresh: requests change, and the drafter is trained further on recorded prompts, "
+            "with real vLLM in the lab.",
+        ),
+    ] = "rollouts",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster running afterwards.")] = False,
     name: Annotated[
         str, typer.Option("--name", help="Name of the demo's cluster; that of containers begins with aerie-.")
@@ -85,7 +97,17 @@ def demo(
         raise StateError(f"the demo installs {CHART_FOLDER}, which does not exist: run the demo in a checkout of the repository.")
     if engine not in DEMO_SCENARIOS:
         raise StateError(f"--engine {engine}: no such engine. Choose {' or '.join(DEMO_SCENARIOS)}.")
-    if cluster == "lab":
+    if show not in SHOWS:
+        raise StateError(f"--show {show}: nothing to show has this name. Choose {' or '.join(SHOWS)}.")
+    if show == "refresh":
+        if (engine, cluster) != ("simulator", "lab"):
+            raise StateError("--show refresh has real vLLM in the lab: leave --engine and --cluster out.")
+        from aerie_lab.cli.demo_refresh import (
+            run_refresh_demo,
+        )  # it has the drafter's packages, which the other demos do not need
+
+        run_refresh_demo(name, keep=keep)
+    elif cluster == "lab":
         _run_in_lab(engine, name, keep=keep)
     elif cluster not in CLUSTER_PROGRAMS:
         raise StateError(f"--cluster {cluster}: no such cluster. Choose lab or {' or '.join(CLUSTER_PROGRAMS)}.")
@@ -99,17 +121,27 @@ def _run_in_lab(engine: str, name: str, *, keep: bool) -> None:
     scenario = DEMO_SCENARIOS[engine]
     for family in scenario.required_families:
         ensure_family(family, print_progress)
-    lab = Lab.up(LabSettings(name=name, image_tables=[str(file) for file in scenario.image_tables]), print_progress)
-    try:
+    settings = LabSettings(name=name, image_tables=[str(file) for file in scenario.image_tables])
+    with run_demo_lab(settings, keep=keep) as lab:
         requests = GatewayRequests(scenario, lab.gateway_url or "")
         DemoRunner(scenario, DemoTools(lab.environment()), requests).run(f"--engine {engine}")
         if keep:
             out.print(f"export KUBECONFIG={lab.kubeconfig}")
             err.print(f"try: aerie-lab shell --name {name}   and then: aerie-lab down --name {name}")
+
+
+@contextlib.contextmanager
+def run_demo_lab(settings: LabSettings, *, keep: bool) -> Iterator[Lab]:
+    """Start a lab. Take it down at the end, or before a signal ends this process, unless it is to be kept. Raises LabError."""
+    lab = Lab.up(settings, print_progress)
+    if keep:
+        yield lab
+        return
+    try:
+        with lab:
+            yield lab
     finally:
-        if not keep:
-            lab.down()
-            print_progress("the lab is down")
+        print_progress("the lab is down")
 
 
 def _run_in_containers(program: str, name: str, *, keep: bool) -> None:
@@ -132,40 +164,34 @@ class DemoRunner:
     def run(self, options: str) -> None:
         """Run the whole demo."""
         scenario = self.scenario
-        _print_heading("The operator, from its chart")
-        where = ("--namespace", "aerie-system")
-        self.tools.show(
-            "helm", "install", "aerie", str(CHART_FOLDER), *where, "--create-namespace", "--wait", "--timeout=120s", quiet=True
-        )
-        self.tools.show("kubectl", *where, "get", "pods")
-
+        self.install_operator()
         for manifest in scenario.prerequisites:
             self.tools.show("kubectl", "apply", "-f", str(manifest))
             self.tools.show("kubectl", "wait", "deployment", "--all", "--for=condition=Available", "--timeout=120s")
 
-        _print_heading("A deployment with an EAGLE 3 drafter")
+        print_heading("A deployment with an EAGLE 3 drafter")
         self.tools.show("kubectl", "apply", "-f", str(scenario.manifest))
-        self._watch_until(StatusTable("PHASE", "SERVING"), lambda status: status["phase"] == "Ready")
+        self.watch_until(StatusTable("PHASE", "SERVING"), lambda status: status["phase"] == "Ready")
         out.print("[dim]# the result of preflight, from configs and weight headers alone, before a GPU is requested[/]")
         condition_message = '{.status.conditions[?(@.type=="PreflightPassed")].message}{"\\n"}'
         self.tools.show("kubectl", "get", "specdep", scenario.name, "-o", f"jsonpath={condition_message}")
         out.print(self.requests.ask())
         out.print(f"[dim]# from here on the {self.requests.receiver} receives {scenario.load_text}[/]")
         with self.requests.send() as traffic:
-            pods = self._show_pods() if scenario.is_in_place else {}
+            pods = self.show_pods() if scenario.is_in_place else {}
             if scenario.is_in_place:
                 out.print(
                     f"[dim]# the length of the windows follows from the rate of requests: {_TRAFFIC_SECONDS:g} s to measure it[/]"
                 )
                 time.sleep(_TRAFFIC_SECONDS)
             for change in scenario.changes:
-                _print_heading(change.title)
+                print_heading(change.title)
                 self._change_drafter(change)
                 traffic.mark(f"{change.drafter['repo'].partition('/')[2]}: {change.expected_result}")
                 if scenario.is_in_place:
-                    self._check_pods(pods)
+                    self.check_pods(pods)
         self.tools.show("kubectl", "get", "specdep", scenario.name)
-        _print_traffic_summary(traffic, self._read_status(), self.requests.receiver)
+        _print_traffic_summary(traffic, self.read_status(), self.requests.receiver)
         out.print(
             sanitize_text(
                 _SUMMARY_TEMPLATE.format(
@@ -181,9 +207,17 @@ class DemoRunner:
                 )
             )
         )
-        _raise_on_failed_requests(traffic)
+        raise_on_failed_requests(traffic)
 
-    def _read_status(self) -> Json:
+    def install_operator(self) -> None:
+        print_heading("The operator, from its chart")
+        where = ("--namespace", "aerie-system")
+        self.tools.show(
+            "helm", "install", "aerie", str(CHART_FOLDER), *where, "--create-namespace", "--wait", "--timeout=120s", quiet=True
+        )
+        self.tools.show("kubectl", *where, "get", "pods")
+
+    def read_status(self) -> Json:
         status: Json = json.loads(self.tools.run("kubectl", "get", "specdep", self.scenario.name, "-o", "json"))["status"]
         return status
 
@@ -204,8 +238,8 @@ class DemoRunner:
             return is_last_rollout and status["phase"] in ("Ready", "RolledBack", "Failed")
 
         users = () if self.scenario.is_in_place else ("USERS",)
-        self._watch_until(StatusTable("PHASE", *users, "PAIRS", "TOKENS PER STEP, NEW DRAFTER TO OLD"), is_over)
-        last = self._read_status()["rolloutHistory"][0]
+        self.watch_until(StatusTable("PHASE", *users, "PAIRS", "TOKENS PER STEP, NEW DRAFTER TO OLD"), is_over)
+        last = self.read_status()["rolloutHistory"][0]
         estimate = format_comparison(find_tokens_per_step(last.get("comparisons")))
         out.print(f"[bold]{last['result']}[/]: {sanitize_text(last['message'])} Tokens per step: {estimate}.")
         if last["result"] != change.expected_result:
@@ -226,7 +260,7 @@ class DemoRunner:
         pods = json.loads(self.tools.run("kubectl", "get", "pods", f"--selector={selectors}", _RUNNING, "--output=json"))["items"]
         return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
 
-    def _show_pods(self) -> dict[str, int]:
+    def show_pods(self) -> dict[str, int]:
         """Print the pods and the drafter that each serves with; return their restarts by uid."""
         selector = f"--selector=aerie.dev/name={self.scenario.name}"
         self.tools.show("kubectl", "get", "pods", selector, f"--output={_POD_COLUMNS}")
@@ -247,13 +281,13 @@ class DemoRunner:
             time.sleep(0.5)
         raise LabError(f"{path} does not show {_DRAFTER_METRIC} within {_DRAFTER_METRIC_TIMEOUT_SECONDS:g} s.")
 
-    def _check_pods(self, pods: dict[str, int]) -> None:
+    def check_pods(self, pods: dict[str, int]) -> None:
         """Print the pods, and raise LabError if they are others, or one was restarted."""
-        if self._show_pods() != pods:
+        if self.show_pods() != pods:
             raise LabError("the rollout was to change the drafter inside the running pods, and they are others, or restarted.")
         out.print("[dim]# the same pods, without a restart[/]")
 
-    def _watch_until(self, table: StatusTable, is_over: Callable[[Json], bool]) -> None:
+    def watch_until(self, table: StatusTable, is_over: Callable[[Json], bool]) -> None:
         """Print rows as the resource's status changes, until it `is_over`."""
         words = ["get", "specdep", self.scenario.name, "--watch", "--output=json"]
         out.print(f"[dim]# kubectl {' '.join(words)}[/]")
@@ -276,7 +310,7 @@ class DemoRunner:
         raise StartError(f"the resource did not get there within {self.scenario.timeout_seconds:g} s:\n{description}")
 
 
-def _print_heading(text: str) -> None:
+def print_heading(text: str) -> None:
     out.print(f"\n[bold]{sanitize_text(text)}[/]")
 
 
@@ -305,7 +339,7 @@ def _print_traffic_summary(traffic: IntervalReport, status: Json, receiver: str)
         out.print(sanitize_text(f"{outcome['change']}: {outcome['result']}. {outcome['message']}"))
 
 
-def _raise_on_failed_requests(traffic: IntervalReport) -> None:
+def raise_on_failed_requests(traffic: IntervalReport) -> None:
     total, failed = _count_requests(traffic)
     if failed:
         raise LabError(f"{failed} of {total} requests failed: {dict(traffic.report.errors)}.")

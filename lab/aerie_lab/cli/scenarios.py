@@ -3,6 +3,7 @@
     simulator      simulated engines, rollouts in place; CONTAINER_SCENARIO is the same in a cluster of containers
     vllm           real vLLM on CPU, rollouts by pods, which begin with a shadow evaluation
     vllm-in-place  real vLLM on CPU, rollouts in place
+    refresh        real vLLM on CPU, in place: what `--show refresh` serves (demo_refresh.py), with models of a volume
 
 Guarantee: the drafters are on the lab's Hub under these names and commits (tests/unit/hub). The texts state what is simulated.
 """
@@ -88,7 +89,7 @@ def _manifest_path(name: str) -> Path:
 
 _BETTER = DrafterChange(
     "A better drafter, EAGLE 3.1",
-    {"repo": "aerie/bundle-eagle31", "revision": "55f8cf57420bcfb8f7a95c89a51fb969df6c8270"},
+    {"repo": "aerie/bundle-eagle31", "revision": "8e9a84344ee5a0f8a7a5f2d5a995ae77ec548e0c"},
     "Promoted",
 )
 _UNDERTRAINED = DrafterChange(
@@ -97,7 +98,7 @@ _UNDERTRAINED = DrafterChange(
     "RolledBack",
 )
 _WEAK = DrafterChange(
-    "A badly trained drafter", {"repo": "aerie/bundle-weak", "revision": "3181f66889155967a7c90382584aecf39bb37cfc"}, "RolledBack"
+    "A badly trained drafter", {"repo": "aerie/bundle-weak", "revision": "5129ae8d77b37824d4efd20717f906d2a37477a9"}, "RolledBack"
 )
 _SAME = DrafterChange(
     "EAGLE 3.1 again, under another name",
@@ -152,6 +153,13 @@ REAL_IN_PLACE_SCENARIO = replace(
     changes=(_BETTER, _WEAK),
     load=Clients(4),  # the computing time of a step on a CPU follows the number of requests in it: a constant one varies least
     is_in_place=True,
+)
+
+REFRESH_SCENARIO = replace(
+    REAL_IN_PLACE_SCENARIO,
+    manifest=_manifest_path("demo-refresh.yaml"),
+    changes=(),
+    classes=(replace(REAL_SCENARIO.classes[0], answer_lengths=LengthDistribution(96)),),
 )
 
 DEMO_SCENARIOS = {"simulator": SIMULATED_SCENARIO, "vllm": REAL_SCENARIO, "vllm-in-place": REAL_IN_PLACE_SCENARIO}

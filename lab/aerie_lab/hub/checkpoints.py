@@ -44,22 +44,34 @@ class RepositoryFile:
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository at its one commit."""
+    """One repository at the one commit that has files."""
 
     name: str
     commit: str
     gated: bool
     files: Callable[[], Mapping[str, RepositoryFile]]
     """Files by path. Raises OSError."""
+    licence: str = ""
+    """The licence in the metadata of its model card."""
+    main: str = ""
+    """The commit of its branch `main`, if that is another one: it is named, and has no files here."""
 
 
 def load_repositories(image_tables: Sequence[Path] = ()) -> dict[str, Repository]:
     """Return the repositories of a lab's image tables and the lab's own, by name; the first of a name counts."""
-    own = resources.files("aerie_lab.hub").joinpath("checkpoints.toml")
-    rows = [*ImageTable(image_tables).checkpoints, *tomllib.loads(own.read_text())["checkpoint"]]
+    own = Path(str(resources.files("aerie_lab.hub").joinpath("checkpoints.toml")))
+    return read_repositories(own) | _build_repositories(ImageTable(image_tables).checkpoints, own.parent)
+
+
+def read_repositories(table: Path) -> dict[str, Repository]:
+    """Return the repositories of a file like checkpoints.toml, by name."""
+    return _build_repositories(tomllib.loads(table.read_text())["checkpoint"], table.parent)
+
+
+def _build_repositories(rows: Iterable[Mapping[str, Any]], base: Path) -> dict[str, Repository]:
     repositories: dict[str, Repository] = {}
     for row in rows:
-        repositories.setdefault(row["repository"], _build_repository(row, Path(str(own)).parent))
+        repositories.setdefault(row["repository"], _build_repository(row, base))
     return repositories
 
 
@@ -68,7 +80,7 @@ def _build_repository(row: Mapping[str, Any], base: Path) -> Repository:
         folder = (base / row["folder"]).resolve()
         return Repository(row["repository"], row["commit"], False, lambda: dict(_read_folder_files(folder)))
     files = dict(_build_checkpoint_files(row))
-    return Repository(row["repository"], row["commit"], row.get("gated", False), lambda: files)
+    return Repository(row["repository"], row["commit"], row.get("gated", False), lambda: files, row.get("licence", ""))
 
 
 # ------------------------------------------------------------------------------------------------------------------- folders

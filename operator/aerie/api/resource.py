@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from aerie.api.capture import CaptureSpec
 from aerie.api.engine import EngineSpec
 from aerie.api.metrics import MetricsSpec
 from aerie.api.rollout import RolloutSpec
@@ -49,11 +50,13 @@ class Spec(ResourceModel):
     model: TargetSpec
     engine: EngineSpec
     drafter: DrafterSpec | None = None
-    """The small model that proposes draft tokens. Default: the first drafter for the target in Aerie's catalog that is pinned to
-    a commit, EAGLE 3.1 before EAGLE 3. status.selectedDrafters names it, and the selection is kept."""
+    """The small model that proposes draft tokens. Default: the first drafter for the target in Aerie's catalog that may be
+    selected automatically, EAGLE 3.1 before EAGLE 3. status.selectedDrafters names it, and the selection is kept."""
     speculation: SpeculationSpec = SpeculationSpec()
     rollout: RolloutSpec = RolloutSpec()
     metrics: MetricsSpec = MetricsSpec()
+    capture: CaptureSpec | None = None
+    """Recording of users' prompts for the training of drafters. Default: nothing is recorded."""
 
 
 class ObjectMeta(ResourceModel):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from aerie.api.types.base import ObjectName, ResourceModel, ValidationRule, schema_extra
+from aerie.api.types.base import ExactlyOneRule, ObjectName, ResourceModel, ValidationRule, schema_extra
 
 
 class HuggingFaceSource(ResourceModel):
@@ -94,22 +94,13 @@ class ImageSource(ResourceModel):
     """Folder with the model's files inside the image."""
 
 
-_EXACTLY_ONE_MESSAGE = "write exactly one of huggingFace, persistentVolumeClaim and image"
-_SOURCE_COUNT_CEL = "[has(self.huggingFace), has(self.persistentVolumeClaim), has(self.image)].filter(given, given).size()"
+_ONE_SOURCE = ExactlyOneRule(("huggingFace", "persistentVolumeClaim", "image"))
 
 
 class ModelSource(ResourceModel):
     """Source of a model's files: exactly one of three."""
 
-    model_config = ConfigDict(
-        json_schema_extra=schema_extra(
-            ValidationRule(
-                f"{_SOURCE_COUNT_CEL} == 1",
-                _EXACTLY_ONE_MESSAGE,
-                f"'{_EXACTLY_ONE_MESSAGE}, not %d of them'.format([{_SOURCE_COUNT_CEL}])",
-            )
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=schema_extra(_ONE_SOURCE.to_validation_rule()))
 
     hugging_face: HuggingFaceSource | None = None
     """A repository of the Hugging Face Hub. Every pod downloads it unless engine.cache keeps the files."""
@@ -122,9 +113,7 @@ class ModelSource(ResourceModel):
 
     @model_validator(mode="after")
     def _check_exactly_one(self) -> Self:
-        variants = [variant for variant in (self.hugging_face, self.persistent_volume_claim, self.image) if variant is not None]
-        if len(variants) != 1:
-            raise ValueError(f"{_EXACTLY_ONE_MESSAGE}, not {len(variants)} of them")
+        _ONE_SOURCE.check(self)
         return self
 
     @property

@@ -11,10 +11,18 @@ from collections.abc import Mapping
 
 from aerie.checkpoints.directory import read_checkpoint_directory
 from aerie.checkpoints.hub_cache import is_hub_offline, read_cached_repository
-from aerie.checkpoints.hugging_face import HubClient, HubError, HubRejectionError
+from aerie.checkpoints.hugging_face import HubClient, HubError, HubRejectionError, RepositoryInfo
 from aerie.engine.models.checkpoint import Checkpoint
 
-__all__ = ["HubClient", "HubError", "HubRejectionError", "is_hub_offline", "read_checkpoint_directory", "read_repository"]
+__all__ = [
+    "HubClient",
+    "HubError",
+    "HubRejectionError",
+    "RepositoryInfo",
+    "is_hub_offline",
+    "read_checkpoint_directory",
+    "read_repository",
+]
 
 
 def read_repository(repository: str, revision: str | None, environment: Mapping[str, str] = os.environ) -> Checkpoint:

@@ -1,5 +1,6 @@
 """Read a checkpoint from the Hugging Face Hub by range requests: config.json, the index, headers and d2t, never the weights.
 
+    HubClient.read_repository_info(repository, revision)   the commit, and the licence in the model card
     HubClient.read_checkpoint(repository, revision)
       1. GET /api/models/{repo}/revision/{revision}      the commit and the list of files
       2. GET /{repo}/resolve/{commit}/config.json, ...   all at that one commit, even if the branch moves
@@ -25,8 +26,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
@@ -62,6 +64,15 @@ class HubError(CheckpointError):
 
 class HubRejectionError(HubError):
     """The Hub rejected the request (401, 403, 404), or an offline cache lacks the files. Only a user can change that."""
+
+
+@dataclass(frozen=True)
+class RepositoryInfo:
+    """A repository at one commit, without its files."""
+
+    commit: str
+    licence: str
+    """The licence that the model card declares, or its name if the card declares `other`. Empty: none."""
 
 
 class HubClient:
@@ -118,9 +129,23 @@ class HubClient:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
+    def read_repository_info(self, repository: str, revision: str | None = None) -> RepositoryInfo:
+        """Read what the Hub says of a repository. `revision`: branch, tag or commit. Raises CheckpointError."""
+        listing = self._read_listing(_Download(self, f"{repository}@{revision or 'main'}"), repository, revision)
+        return RepositoryInfo(str(listing["sha"]), _parse_licence(listing))
+
     def read_checkpoint(self, repository: str, revision: str | None = None) -> Checkpoint:
         """Read a checkpoint; its name is `repository@commit`. `revision`: branch, tag or commit. Raises CheckpointError."""
         download = _Download(self, f"{repository}@{revision or 'main'}")
+        listing = self._read_listing(download, repository, revision)
+        files = {str(entry.get("rfilename")) for entry in listing["siblings"] if isinstance(entry, dict)}
+        commit = listing["sha"]
+        download.name = f"{repository}@{commit}"
+        base = f"{self._endpoint}/{quote(repository)}/resolve/{quote(commit, safe='')}"
+        return self._build_checkpoint(download, base, files)
+
+    def _read_listing(self, download: _Download, repository: str, revision: str | None) -> Mapping[str, Any]:
+        """Read the description of a repository at a revision, with its commit (`sha`) and its files (`siblings`)."""
         address = f"{self._endpoint}/api/models/{quote(repository)}/revision/{quote(revision or 'main', safe='')}"
         try:
             listing = parse_config(download.fetch_file(address, MAX_JSON_BYTES), address)
@@ -131,10 +156,7 @@ class HubClient:
         commit, siblings = listing.get("sha"), listing.get("siblings")
         if not isinstance(commit, str) or not isinstance(siblings, list):
             raise HubError(f"the response of {address} has no commit and no files: {_NOT_A_HUB_HINT}")
-        files = {str(entry.get("rfilename")) for entry in siblings if isinstance(entry, dict)}
-        download.name = f"{repository}@{commit}"
-        base = f"{self._endpoint}/{quote(repository)}/resolve/{quote(commit, safe='')}"
-        return self._build_checkpoint(download, base, files)
+        return listing
 
     def _build_checkpoint(self, download: _Download, base: str, files: set[str]) -> Checkpoint:
         config = parse_config(download.fetch_file(f"{base}/config.json", MAX_JSON_BYTES), f"{download.name}: config.json")
@@ -288,6 +310,15 @@ def _file_size(response: httpx.Response, received: int) -> int:
         return int(total)
     length = response.headers.get("Content-Length", "")
     return int(length) if response.status_code == 200 and length.isdigit() else received
+
+
+def _parse_licence(listing: Mapping[str, Any]) -> str:
+    """Return the licence in the model card's metadata. For `other`, the card names it in a field of its own."""
+    card = listing.get("cardData")
+    licence, name = (card.get("license"), card.get("license_name")) if isinstance(card, dict) else (None, None)
+    if licence == "other" and isinstance(name, str):
+        return name
+    return licence if isinstance(licence, str) else ""
 
 
 def _suggest_fix(response: httpx.Response) -> str:

@@ -19,10 +19,15 @@ def main() -> None:
 
 
 def _load_command() -> Callable[[], int]:
-    if sys.argv[1:2] == ["evaluator"]:  # its memory is bounded: it imports none of the other commands
+    # The memory of these two is bounded: they import none of the other commands.
+    if sys.argv[1:2] == ["evaluator"]:
         from aerie.cli.commands.evaluator import run_evaluator_command_line
 
         return run_evaluator_command_line
+    if sys.argv[1:2] == ["recorder"]:
+        from aerie.cli.commands.recorder import run_recorder_command_line
+
+        return run_recorder_command_line
     from aerie.cli.app import run_command_line
 
     return run_command_line

@@ -130,6 +130,12 @@ COMMANDS = {
         "Send requests to an engine with the new drafter and to one with the stable drafter, and count what their answers took.",
         "Processes",
     ),
+    "recorder": CommandEntry(
+        "aerie.cli.commands.recorder",
+        "recorder",
+        "Record a share of mirrored requests, redacted, as files from which a drafter can be trained.",
+        "Processes",
+    ),
     "preflight-job": CommandEntry("aerie.cli.commands.preflight_job", "preflight_job", "", "Processes", is_hidden=True),
     "check-installation": CommandEntry(
         "aerie.cli.commands.check_installation", "check_installation", "", "Processes", is_hidden=True

@@ -11,14 +11,12 @@ request, nothing of it is logged. Not guaranteed: who sends the requests; a Netw
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 import secrets
 from typing import Protocol
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from aerie.evaluator.batches import BatchLog
@@ -27,12 +25,12 @@ from aerie.evaluator.metrics import EvaluatorMetrics
 from aerie.evaluator.pipeline import report_defect
 from aerie.evaluator.requests import PATHS, SEED_BITS, ReplayRequest, ReplayRules, build_replay
 from aerie.evaluator.skip_reasons import SkipReason
+from aerie.request_body import BodyTooLargeError, IncompleteBodyError, read_body
 
 MAX_REQUEST_BYTES = 1024 * 1024
 """Size limit of a mirrored request."""
 BODY_TIMEOUT_SECONDS = 10.0
 """Limit for the arrival of a body."""
-_CHUNK_BYTES = 64 * 1024
 
 # The server logs errors with what the client has sent: headers, or a body where it expects a header.
 _silent_log = logging.getLogger("aerie.evaluator.http")
@@ -102,11 +100,13 @@ class Endpoints:
 
     async def _read_request(self, request: web.Request) -> ReplayRequest | SkipReason:
         try:
-            body = await _read_body(request)
-            if isinstance(body, SkipReason):
-                return body
+            body = await read_body(request, MAX_REQUEST_BYTES, BODY_TIMEOUT_SECONDS)
             header = request.headers.get(self._cluster_header, "")
             return build_replay(request.path, body, header, secrets.randbits(SEED_BITS), self._rules, self._keyed_hash)
+        except BodyTooLargeError:
+            return SkipReason.TOO_LARGE
+        except IncompleteBodyError:
+            return SkipReason.INCOMPLETE
         except Exception as error:  # noqa: BLE001 - a defect; the text of an unforeseen error may quote the request
             return report_defect(error)
 
@@ -126,16 +126,3 @@ class Endpoints:
 
     async def _send_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-async def _read_body(request: web.Request) -> bytes | SkipReason:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
-            async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
-                body += chunk
-                if len(body) > MAX_REQUEST_BYTES:
-                    return SkipReason.TOO_LARGE
-    except (TimeoutError, OSError, web.RequestPayloadError, HttpProcessingError):
-        return SkipReason.INCOMPLETE
-    return bytes(body)

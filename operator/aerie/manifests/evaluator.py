@@ -21,9 +21,9 @@ from aerie.api import SpeculativeDeployment
 from aerie.api.rollout import PromptsSource
 from aerie.engine.arguments import parse_flags
 from aerie.manifests import naming
+from aerie.manifests.copy_receiver import build_receiver_deployment, build_receiver_service
 from aerie.manifests.engine_key import FILE_NAME, find_engine_key
-from aerie.manifests.preflight_environment import SCHEDULING_FIELDS
-from aerie.manifests.preflight_job import DISABLE_SIDECAR_INJECTION, PreflightJobConfig, build_image_pull_secrets
+from aerie.manifests.preflight_job import PreflightJobConfig
 
 EVALUATOR_LABEL = "aerie.dev/evaluator"
 EVALUATOR_PORT = 8000
@@ -38,11 +38,6 @@ _RESOURCES = {"requests": {"cpu": "100m", "memory": "96Mi"}, "limits": {"cpu": "
 def evaluator_name(resource_name: str) -> str:
     """Return the name of the Deployment and the Service."""
     return f"{resource_name}-evaluator"
-
-
-def evaluator_labels(resource_name: str) -> dict[str, str]:
-    """Return the labels of the evaluator's pod."""
-    return {EVALUATOR_LABEL: resource_name, naming.MANAGED_BY_LABEL: naming.FIELD_MANAGER}
 
 
 def build_evaluator_deployment(
@@ -112,49 +107,18 @@ def _build_deployment(
         },
         "volumeMounts": [{"name": volume, "mountPath": path, "readOnly": True} for volume, (path, _) in volumes.items()],
     }
-    pod_spec: dict[str, Any] = {
-        **{field: engine_pod["spec"][field] for field in SCHEDULING_FIELDS if field in engine_pod["spec"]},
-        **build_image_pull_secrets(engine_pod, config.pull_secrets),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+    pod_spec = {
         "terminationGracePeriodSeconds": 5,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [{"name": volume, **source} for volume, (_, source) in volumes.items()],
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": evaluator_name(name), "labels": naming.common_labels(name)},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": {EVALUATOR_LABEL: name}},
-            "strategy": {"type": "Recreate"},
-            "revisionHistoryLimit": 0,
-            "template": {
-                "metadata": {
-                    "labels": evaluator_labels(name) | DISABLE_SIDECAR_INJECTION,
-                    "annotations": dict(DISABLE_SIDECAR_INJECTION),
-                },
-                "spec": pod_spec,
-            },
-        },
-    }
+    return build_receiver_deployment(evaluator_name(name), name, EVALUATOR_LABEL, engine_pod, pod_spec, config)
 
 
 def build_evaluator_service(resource: SpeculativeDeployment) -> dict[str, Any]:
     """Return the Service to which the route mirrors requests, and from which the operator fetches counts."""
     name = resource.metadata.name
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": evaluator_name(name), "labels": naming.common_labels(name)},
-        "spec": {
-            "type": "ClusterIP",
-            "selector": {EVALUATOR_LABEL: name},
-            "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
-        },
-    }
+    return build_receiver_service(evaluator_name(name), name, EVALUATOR_LABEL)
 
 
 def _build_prompts_source(prompts: PromptsSource) -> dict[str, Any]:

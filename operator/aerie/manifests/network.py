@@ -39,11 +39,12 @@ def build_arm_service(resource: SpeculativeDeployment, arm: str, revision: str) 
 
 
 def build_http_route(
-    resource: SpeculativeDeployment, weights: Mapping[str, int], shadow_service: str | None = None
+    resource: SpeculativeDeployment, weights: Mapping[str, int], copy_service: str | None = None
 ) -> dict[str, Any]:
     """Return the HTTPRoute of mode Gateway, with a weight for each arm in `weights`. Raises ValueError in mode Service.
 
-    `shadow_service`: the Service that gets a copy of each request; None for none.
+    `copy_service`: the Service that gets a copy of each request; None for none. There is one at most, because a gateway may
+    reject a route with several.
 
     The request timeout is switched off: a long answer may stream for minutes. Gateways that have a timeout of their own
     (Contour: 15 s) would cut it.
@@ -55,8 +56,8 @@ def build_http_route(
     backend_refs = build_backend_refs({f"{name}-{arm}": weight for arm, weight in weights.items()})
     parent_refs = [parent.to_dict() for parent in gateway.parent_refs]
     rule: dict[str, Any] = {"backendRefs": backend_refs, "timeouts": {"request": "0s"}}
-    if shadow_service is not None:
-        backend = {"name": shadow_service, "port": 80}
+    if copy_service is not None:
+        backend = {"name": copy_service, "port": 80}
         rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": backend}}]
     spec: dict[str, Any] = {"parentRefs": parent_refs, "rules": [rule]}
     if gateway.hostnames:

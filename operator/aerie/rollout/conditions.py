@@ -18,7 +18,7 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 _MAX_MESSAGE_CHARACTERS = 2000
 
 READY, PROGRESSING, PREFLIGHT_PASSED, DEGRADED = "Ready", "Progressing", "PreflightPassed", "Degraded"
-TUNED, SUBSCRIBED = "SpeculationTuned", "NotificationsSubscribed"
+TUNED, SUBSCRIBED, CAPTURE = "SpeculationTuned", "NotificationsSubscribed", "CaptureReady"
 HEALTHY_STATUS_BY_TYPE = {
     READY: "True",
     PROGRESSING: "True",
@@ -26,6 +26,7 @@ HEALTHY_STATUS_BY_TYPE = {
     DEGRADED: "False",
     TUNED: "True",
     SUBSCRIBED: "True",
+    CAPTURE: "True",
 }
 """Status of each condition that is no reason to worry."""
 
@@ -85,7 +86,7 @@ def build_condition_events(previous_status: Status | None, current_status: Statu
         is_normal = (
             is_healthy
             or condition.type == TUNED
-            or (condition.type in (READY, PROGRESSING) and condition.reason in _EXPECTED_REASONS)
+            or (condition.type in (READY, PROGRESSING, CAPTURE) and condition.reason in _EXPECTED_REASONS)
         )
         if previous is None and is_normal:
             continue  # the usual start is no event
@@ -93,5 +94,5 @@ def build_condition_events(previous_status: Status | None, current_status: Statu
         yield Event("Normal" if is_normal else "Warning", reason, condition.message)
 
 
-_EXPECTED_REASONS = frozenset({"Complete", "Starting", "Preflight", "Queued", "Paused", "ScaledToZero"})
+_EXPECTED_REASONS = frozenset({"Complete", "Starting", "Preflight", "Queued", "Paused", "ScaledToZero", "ShadowEvaluation"})
 """Reasons of a condition that is not healthy and needs no action."""

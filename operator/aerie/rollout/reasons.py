@@ -84,8 +84,29 @@ TunedReason = Literal[
 """State of tuning."""
 SubscribedReason = Literal["Subscribed", "InvalidSubscription"]
 """State of the subscriptions to notifications by annotations."""
+CaptureReason = Literal[
+    "GatewayRequired",
+    "ListFailed",
+    "MirrorRejected",
+    "NameTaken",
+    "NotApplied",
+    "NotRemoved",
+    "RecorderNotReady",
+    "Recording",
+    "RouteNotAccepted",
+    "ShadowEvaluation",
+    "Starting",
+]
+"""Whether prompts are recorded, or why not."""
 ConditionReason = Literal[
-    PodFailureReason, PreflightReason, ProgressingReason, ReadyReason, DegradedReason, TunedReason, SubscribedReason
+    PodFailureReason,
+    PreflightReason,
+    ProgressingReason,
+    ReadyReason,
+    DegradedReason,
+    TunedReason,
+    SubscribedReason,
+    CaptureReason,
 ]
 """Reason of a condition, of whichever type."""
 OutcomeReason = Literal["Promoted", "Superseded", "Failed", "Explored", "DrafterSelected"]

@@ -97,7 +97,7 @@ def build_reconcile_plan(
     snapshot = restore_stable_arm(snapshot, now)
     decision = _decide(snapshot, selection, now)
     changes = _plan_object_changes(decision, orphans, runner, now)
-    status = _build_next_status(decision, changes, selection, now)
+    status = _build_next_status(decision, changes, selection, runner, now)
     events = _build_events(decision, status, selection)
     requeue_after = _compute_requeue_delay(decision, changes, orphans, next_lost_at, now)
     if requeue_after is not None and not (changes.to_apply or changes.to_delete or events or status != selection.resource.status):
@@ -182,7 +182,9 @@ def _diff_objects(
     return tuple(to_apply), foreign
 
 
-def _build_next_status(decision: _Decision, changes: _ObjectChanges, selection: DrafterSelection, now: datetime) -> Status:
+def _build_next_status(
+    decision: _Decision, changes: _ObjectChanges, selection: DrafterSelection, runner: PreflightJobConfig, now: datetime
+) -> Status:
     """Return the status after this reconcile."""
     progression, previous_status = decision.progression, decision.previous_status or Status()
     rollout = progression.in_place
@@ -201,6 +203,7 @@ def _build_next_status(decision: _Decision, changes: _ObjectChanges, selection: 
         now,
         decision.setting,
         decision.trial_decision,
+        runner,
     )
     status = status.model_copy(
         update={

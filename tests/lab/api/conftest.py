@@ -45,7 +45,7 @@ def build_manifest(changes: Changes) -> dict[str, Any]:
         if value is None:
             del node[last]
         else:
-            node[last] = value
+            node[last] = copy.deepcopy(value)
     return document
 
 

@@ -31,7 +31,17 @@ DURATIONS = [
     ("rollout.inPlace.minDuration", "0s", "24h", "25h", "0s"),
     ("rollout.progressDeadline", "1m", "24h", "59s", "1m"),
     ("metrics.scrapeInterval", "1s", "5m", "999ms", "1s"),
+    ("capture.retention.duration", "1h", "8760h", "59m", "8760h"),
+    ("capture.redaction.hook.timeout", "100ms", "1m", "61s", "100ms"),
 ]
+REQUIRED_PARENTS: dict[str, dict[str, Any]] = {
+    "capture": {
+        "consent": {"confirmed": True, "basis": "terms of service, section 4"},
+        "storage": {"persistentVolumeClaim": {"claimName": "prompts"}},
+    },
+    "capture.redaction.hook": {"image": "registry.example/redact:1"},
+}
+"""Fields that an object requires, by its path: a field below it needs them."""
 
 
 @pytest.mark.parametrize(
@@ -61,12 +71,13 @@ def get_rejection(dry_run: DryRun, changes: Changes) -> str:
 
 @pytest.mark.parametrize(("path", "shortest", "longest", "beyond", "accepted"), DURATIONS)
 def test_duration_bounds(dry_run: DryRun, path: str, shortest: str, longest: str, beyond: str, accepted: str) -> None:
-    message = get_rejection(dry_run, {path: "5 minutes"})
+    parents: dict[str, Any] = {parent: fields for parent, fields in REQUIRED_PARENTS.items() if path.startswith(f"{parent}.")}
+    message = get_rejection(dry_run, {**parents, path: "5 minutes"})
     assert message.endswith(f'spec.{path}: Invalid value: "5 minutes": {NOT_A_DURATION}'), message
     assert f'spec.{path}: Invalid value: "{beyond}": write a duration from {shortest} to {longest}' in get_rejection(
-        dry_run, {path: beyond}
+        dry_run, {**parents, path: beyond}
     )
-    dry_run({path: accepted})
+    dry_run({**parents, path: accepted})
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,11 @@ def test_example_is_accepted(namespace: Namespace, example: Path) -> None:
     options = ("--server-side", "--dry-run=server", "--validate=strict", "-o", "json")
     dry_run_result = json.loads(namespace.kubectl("apply", *options, "-f", "-", stdin=text))
     namespace.kubectl("apply", "--validate=strict", "-f", "-", stdin=text)
-    stored = namespace.get("specdep", yaml.safe_load(text)["metadata"]["name"])
-    assert stored["spec"] == dry_run_result["spec"]
-    SpeculativeDeployment.from_dict(stored)
+    document = yaml.safe_load(text)
+    stored = namespace.get(document["kind"], document["metadata"]["name"])
+    if document["kind"] == "SpeculativeDeployment":
+        assert stored["spec"] == dry_run_result["spec"]
+        SpeculativeDeployment.from_dict(stored)
 
 
 def test_misspelt_field_is_rejected_by_kubectl_and_pruned_by_the_server(

@@ -73,6 +73,20 @@ def prometheus(**fields: Any) -> Changes:
     return {"metrics.source": {"prometheus": {"address": "http://prometheus", **fields}}}
 
 
+def capture(**fields: Any) -> Changes:
+    consent = {"confirmed": True, "basis": "terms of service, section 4"}
+    storage = {"persistentVolumeClaim": {"claimName": "prompts"}}
+    return {**gateway(), "capture": {"consent": consent, "storage": storage, **fields}}
+
+
+def redaction_hook(**fields: Any) -> Changes:
+    return capture(redaction={"hook": {"image": "registry.example/redact:1", **fields}})
+
+
+def object_store(**fields: Any) -> Changes:
+    return capture(storage={"objectStore": {"bucket": "prompts", "credentialsSecretRef": {"name": "keys"}, **fields}})
+
+
 CASES = [
     # -- accepted preflight checks, and amounts
     Case(
@@ -367,6 +381,102 @@ CASES = [
         prometheus(matchLabels={"kubernetes.io/cluster": "west"}),
         "spec.metrics.source.prometheus.matchLabels",
         prometheus(matchLabels={"kubernetes_io_cluster": 'west, or "east"'}),
+    ),
+    # -- capture
+    Case(
+        "capture without consent",
+        capture(consent={"confirmed": False, "basis": "terms of service, section 4"}),
+        "spec.capture.consent.confirmed",
+        capture(),
+    ),
+    Case(
+        "sampling rate in percent",
+        capture(sampling={"rate": 2.0}),
+        "spec.capture.sampling.rate",
+        capture(sampling={"rate": 1.0}),
+    ),
+    Case(
+        "size in another unit",
+        capture(retention={"maxSize": "5G"}),
+        "spec.capture.retention.maxSize",
+        capture(retention={"maxSize": "5Gi"}),
+    ),
+    Case(
+        "size too small",
+        capture(retention={"maxSize": "63Mi"}),
+        "spec.capture.retention.maxSize",
+        capture(retention={"maxSize": "64Mi"}),
+    ),
+    Case(
+        "pattern that matches an empty text",
+        capture(redaction={"patterns": [{"pattern": "[0-9]*"}]}),
+        "spec.capture.redaction.patterns[0].pattern",
+        capture(redaction={"patterns": [{"pattern": "[0-9]+"}]}),
+    ),
+    Case(
+        "hook on the recorder's port",
+        redaction_hook(port=8000),
+        "spec.capture.redaction.hook.port",
+        redaction_hook(port=8001),
+    ),
+    Case(
+        "hook's image with a space",
+        redaction_hook(image="registry.example/redact: 1"),
+        "spec.capture.redaction.hook.image",
+        redaction_hook(image=f"registry.example/redact@{DIGEST}"),
+    ),
+    Case(
+        "hook's path not from the root",
+        redaction_hook(path="redact"),
+        "spec.capture.redaction.hook.path",
+        redaction_hook(path="/v1/redact"),
+    ),
+    Case(
+        "two storages",
+        capture(
+            storage={
+                "persistentVolumeClaim": {"claimName": "prompts"},
+                "objectStore": {"bucket": "prompts", "credentialsSecretRef": {"name": "keys"}},
+            }
+        ),
+        "spec.capture.storage",
+        object_store(),
+    ),
+    Case(
+        "storage path upwards",
+        capture(storage={"persistentVolumeClaim": {"claimName": "prompts", "path": "../chat"}}),
+        "spec.capture.storage.persistentVolumeClaim.path",
+        capture(storage={"persistentVolumeClaim": {"claimName": "prompts", "path": "chat/..a"}}),
+    ),
+    Case(
+        "bucket in upper case",
+        object_store(bucket="Prompts"),
+        "spec.capture.storage.objectStore.bucket",
+        object_store(bucket="prompts.2026"),
+    ),
+    Case(
+        "pattern with a class that RE2 does not have",
+        capture(redaction={"patterns": [{"pattern": r"\p{Letter}+"}]}),
+        "spec.capture.redaction.patterns[0].pattern",
+        capture(redaction={"patterns": [{"pattern": r"\p{L}+"}]}),
+    ),
+    Case(
+        "prefix that leads elsewhere",
+        object_store(prefix="team/../x"),
+        "spec.capture.storage.objectStore.prefix",
+        object_store(prefix="team/..x"),
+    ),
+    Case(
+        "prefix from the root",
+        object_store(prefix="/chat"),
+        "spec.capture.storage.objectStore.prefix",
+        object_store(prefix="chat/eu"),
+    ),
+    Case(
+        "object store without scheme",
+        object_store(endpoint="minio.team.svc:9000"),
+        "spec.capture.storage.objectStore.endpoint",
+        object_store(endpoint="http://minio.team.svc:9000"),
     ),
 ]
 

@@ -19,6 +19,10 @@ Release = Callable[..., contextlib.AbstractContextManager[None]]
 EDITOR, ROUTER, WRITER = "editor", "router", "writer"
 """Users with the cluster's role edit; with that and HTTPRoutes; with the chart's own role for SpeculativeDeployments alone."""
 GATEWAY = {"mode": "Gateway", "gateway": {"parentRefs": [{"name": "shared", "namespace": "infra"}], "hostnames": ["a.example"]}}
+CAPTURE = {
+    "consent": {"confirmed": True, "basis": "terms of service, section 4"},
+    "storage": {"persistentVolumeClaim": {"claimName": "theirs"}},
+}
 
 
 def resource(**spec: Any) -> dict[str, Any]:
@@ -117,9 +121,14 @@ def test_chart_role_alone_cannot_change_pods(team: Namespace) -> None:
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}]}},
         {"model": {"source": {"huggingFace": None, "persistentVolumeClaim": {"claimName": "theirs"}}}},
         {"drafter": {"source": {"persistentVolumeClaim": {"claimName": "theirs"}}}},
+        {"capture": CAPTURE},
     ):
         with pytest.raises(LabError, match="may create neither Deployments nor pods"):
             patch(team, WRITER, **spec)
+    patch(team, ROUTER, capture=CAPTURE)
+    with pytest.raises(LabError, match="may create neither Deployments nor pods"):
+        patch(team, WRITER, capture={"sampling": {"rate": 1}})
+    patch(team, WRITER, capture=None)  # whoever may write the resource may stop a capture
     patch(team, WRITER, replicas=2, speculation={"numSpeculativeTokens": 2}, rollout={"canary": {"replicas": 2}})
     team.kubectl("scale", "specdep", "chat", f"--as={WRITER}", "--replicas=4")
     team.kubectl("annotate", "specdep", "chat", f"--as={WRITER}", "aerie.dev/promote=abc")

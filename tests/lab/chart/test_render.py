@@ -19,6 +19,7 @@ import yaml
 from aerie.controller.notifications.config import read_notifications_config
 from aerie.manifests import naming
 from aerie.manifests.evaluator import EVALUATOR_LABEL
+from aerie.manifests.recorder import RECORDER_LABEL
 from aerie.rollout.status.notifications import EVENT_TYPES
 
 HERE = Path(__file__).parent
@@ -47,7 +48,11 @@ def test_snapshot(render: Render, case: str) -> None:
 
 def test_values_of_an_earlier_release_are_enough(render: Render) -> None:
     """`helm upgrade --reuse-values` has no values that came later."""
-    new_values = ("tracing", "metrics.prometheusRule.runbooks", "networkPolicy.tracingPeers", "networkPolicy.tracingPorts")
+    new_values = (
+        "tracing",
+        "metrics.prometheusRule.runbooks",
+        *(f"networkPolicy.{name}" for name in ("tracingPeers", "tracingPorts", "objectStorePeers", "objectStorePorts")),
+    )
     unset = ",".join(f"{name}=null" for name in new_values)
     assert "AerieOperatorDown" in render("--set", f"{MONITORING},networkPolicy.enabled=true,{unset}")
 
@@ -180,7 +185,10 @@ def test_policies_of_evaluators(objects: Objects, peers: list[dict[str, Any]]) -
     values = ["--set", "networkPolicy.enabled=true", "--set-json", f"networkPolicy.evaluatorPeers={json.dumps(peers)}"]
     (operator,) = (item for item in objects(*values) if item["kind"] == "NetworkPolicy")
     documents = objects(*values, "--set", "namespaces={team-a,team-b}")
-    policies = {item["metadata"]["namespace"]: item for item in documents if item["kind"] == "NetworkPolicy"}
+    selected = [
+        item for item in documents if item["kind"] == "NetworkPolicy" and RECORDER_LABEL not in str(item["spec"]["podSelector"])
+    ]
+    policies = {item["metadata"]["namespace"]: item for item in selected}
     assert policies.keys() == {operator["metadata"]["namespace"], "team-a", "team-b"}
     engine = {"key": naming.NAME_LABEL, "operator": "Exists"}
     evaluator = {"key": EVALUATOR_LABEL, "operator": "Exists"}
@@ -207,6 +215,23 @@ def test_policies_of_evaluators(objects: Objects, peers: list[dict[str, Any]]) -
         for expression in peer.get("podSelector", {}).get("matchExpressions", ())
     ]
     assert reached == [engine, evaluator]
+
+
+@pytest.mark.parametrize("peers", [[], [{"ipBlock": {"cidr": "10.9.0.0/16"}}]])
+def test_policies_of_recorders(objects: Objects, peers: list[dict[str, Any]]) -> None:
+    gateway = [{"namespaceSelector": {"matchLabels": {"gateway": "yes"}}}]
+    settings = {"evaluatorPeers": gateway, "objectStorePeers": peers, "objectStorePorts": [9000], "enabled": True}
+    documents = objects("--set-json", f"networkPolicy={json.dumps(settings)}", "--set", "namespaces={team-a}")
+    (spec,) = (item["spec"] for item in documents if item["kind"] == "NetworkPolicy" and RECORDER_LABEL in str(item["spec"]))
+    assert spec["podSelector"] == {"matchExpressions": [{"key": RECORDER_LABEL, "operator": "Exists"}]}
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["ingress"] == [{"ports": [{"port": "http"}], "from": gateway}]
+    if not peers:
+        assert spec["egress"] == []
+    else:
+        dns, store = spec["egress"]
+        assert {port["port"] for port in dns["ports"]} == {53}
+        assert store == {"ports": [{"port": 9000}], "to": peers}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -21,7 +21,7 @@ from aerie_lab.testing.plugin import new_namespace
 Wait = Callable[..., dict[str, Any]]
 BUNDLE = Path(__file__).resolve().parents[3] / "drafter" / "bundle"
 TARGET = ("aerie/bundle-target", "4680777ff6b61ba6b16fa43d8cdebd93825ebe5c", BUNDLE / "target")
-DRAFTER = ("aerie/bundle-eagle31", "55f8cf57420bcfb8f7a95c89a51fb969df6c8270", BUNDLE / "eagle31")
+DRAFTER = ("aerie/bundle-eagle31", "8e9a84344ee5a0f8a7a5f2d5a995ae77ec548e0c", BUNDLE / "eagle31")
 LIMITS = {"cpu": "500m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from aerie.analysis.measurement.codec import pack, unpack
 from aerie.analysis.measurement.counts import EngineCounts
+from aerie.analysis.reference import AcceptanceCounts
 from aerie.analysis.statistics.crash_rate import CrashCounts
 from aerie.analysis.switchback.carryover import carried_shares, estimate_carryover, shown_share
 from aerie.analysis.switchback.design import Window, WindowSchedule, drafter_in_window
@@ -30,6 +31,8 @@ COUNTS = st.builds(
     first_tokens=st.floats(1.0, 1e3),
     first_token_seconds=st.floats(0.01, 1e3),
     finished_requests=st.integers(0, 100).map(float),
+    drafts=st.integers(0, 1000).map(float),
+    accepted_tokens=st.integers(0, 3000).map(float),
 )
 WINDOWS = st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 9)), st.one_of(st.none(), COUNTS), max_size=40)
 """Counts of windows, by pod and window number."""
@@ -151,8 +154,30 @@ def test_a_state_and_a_plan_are_json() -> None:
 
 
 def test_counts_of_an_engine_are_those_of_a_window() -> None:
-    counts = EngineCounts(decode_tokens=5.0, request_steps=2.0, failed_requests=1.0, drafts=9.0)
-    assert WindowCounts.from_engine_counts(counts) == WindowCounts(5.0, 2.0, failed_requests=1.0)
+    counts = EngineCounts(decode_tokens=5.0, request_steps=2.0, failed_requests=1.0, drafts=9.0, iterations=3.0)
+    assert WindowCounts.from_engine_counts(counts) == WindowCounts(5.0, 2.0, failed_requests=1.0, drafts=9.0)
+
+
+def test_the_acceptance_of_the_canary_is_that_of_its_counted_windows() -> None:
+    """Those of the stable drafter, and of lost pairs, are not in it."""
+    state, lengths = SwitchbackState(), {"canary": 3.0, "stable": 2.0}
+    for pair in range(4):
+        for number in (2 * pair, 2 * pair + 1):
+            accepted = lengths[drafter_in_window(PLAN.seed, 0, number)] - 1
+            counts = WindowCounts(first_tokens=50.0, drafts=500.0, accepted_tokens=500.0 * accepted)
+            state = add_window(state, 0, number, None if number == 1 else counts)
+        state = close_pair(state, PLAN, pair, (0,))
+    assert state.canary_acceptance == AcceptanceCounts(150.0, 1500.0, 3000.0)
+    assert state.canary_acceptance.reference_length == 3.0
+
+
+def test_a_state_of_a_release_without_acceptance_is_read() -> None:
+    document = json.loads(json.dumps(add_window(run_trial(3), 0, 6, window_counts("canary")).to_dict()))
+    del document["canary_acceptance"]
+    document["open_windows"] = {key: [counts[:7], restarts] for key, (counts, restarts) in document["open_windows"].items()}
+    state = SwitchbackState.from_dict(document)
+    assert (state.counted_pairs, state.canary_acceptance) == (6, AcceptanceCounts())
+    assert state.open_windows["6/0"].counts == window_counts("canary")
 
 
 @given(COUNTS, COUNTS, st.floats(0.5, 2.0))

@@ -158,7 +158,7 @@ def test_few_requests_give_no_wrong_alarm() -> None:
 def test_limits_are_those_of_the_measurement() -> None:
     right = {drafter: MEASURED[f"q1_{drafter}_right"] for drafter in ("eagle31", "eagle3", "weak")}
     assert right["weak"] == LOWEST_LOADED_ACCEPTANCE
-    assert right["eagle3"] == LOWEST_TRAINED_ACCEPTANCE
+    assert right["weak"] < LOWEST_TRAINED_ACCEPTANCE < min(right["eagle3"], right["eagle31"])
     for drafter in ("eagle31", "eagle3"):
         for fault in ("vocabulary_ignored", "weights_lost"):
             assert MEASURED[f"q1_{drafter}_{fault}"] < 0.04 < LOWEST_LOADED_ACCEPTANCE

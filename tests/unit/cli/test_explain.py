@@ -60,6 +60,12 @@ def test_the_explanation_has_the_verdict_and_the_decision(width: int, messages: 
     messages.check(f"analyzing, {width} columns", explain(tuned(document, applied=applied, savings=SAVINGS), width=width))
 
 
+def test_the_explanation_has_the_reference() -> None:
+    document = ready()
+    document["status"]["stable"] |= {"acceptanceLength": 2.4, "referenceAcceptanceLength": 3.0}
+    assert "\n  acceptance length 2.40; the reference is 3.00\n" in explain(ResourceView(document), None)
+
+
 def test_the_explanation_says_what_is_pending(messages: Messages) -> None:
     messages.check("no decision yet", explain(tuned(ready()), None))
     messages.check("tuning is off", explain(tuned(ready(), "Off"), None))

@@ -25,7 +25,7 @@ OLD = "2026-01-01T00:00:00Z"
 
 
 def resource(name: str = "chat", interval: str = "15s", *, rolling: bool = False, **arm: Any) -> SpeculativeDeployment:
-    stable = {"revision": "r1", **arm}
+    stable = {"revision": "r1"} | arm
     canary = {"canary": {"revision": "r2", "change": "K=5", "startTime": OLD}} if rolling else {}
     return SpeculativeDeployment.from_dict(
         {

@@ -44,6 +44,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3, full vocabulary": {"family": DrafterFamily.QWEN3, "draft_vocab_size": 40},
     "mla, five layers": {"family": DrafterFamily.MLA, "mla": MLA, "aux_layer_ids": (0, 2, 4, 6, 8)},
     "yarn": {"rope": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}},
+    "three layers": {"num_hidden_layers": 3},
+    "two layers of qwen3 with a window": {"family": DrafterFamily.QWEN3, "num_hidden_layers": 2, "sliding_window": 64},
+    "two layers, mla": {"family": DrafterFamily.MLA, "mla": MLA, "num_hidden_layers": 2},
 }
 
 
@@ -385,6 +388,6 @@ def test_weights_in_several_files_are_loaded(tmp_path: Path) -> None:
 
 def test_config_errors_name_the_file(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "d", build_drafter(), {})
-    edit_config(tmp_path / "d", num_hidden_layers=2)
-    with pytest.raises(ConfigError, match=r"config.json: num_hidden_layers is 2: only drafters of one layer are supported"):
+    edit_config(tmp_path / "d", num_hidden_layers=0)
+    with pytest.raises(ConfigError, match=r"config.json: num_hidden_layers is 0: must be an integer of at least 1"):
         load_drafter(tmp_path / "d")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie_drafter.checks import expected_tensor_shapes, find_shape_errors
 from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims, default_aux_layer_ids
+from aerie_drafter.errors import ConfigError
+
+from .sizes import SIZES
 
 SIZE = st.integers(1, 64)
 ROPES = st.sampled_from(
@@ -48,6 +52,8 @@ def configs(draw: st.DrawFn) -> DrafterConfig:
         rms_norm_eps=draw(st.sampled_from([1e-5, 1e-6])),
         max_position_embeddings=2048,
         rope=rope,
+        num_hidden_layers=draw(st.integers(1, 3)),
+        sliding_window=draw(st.none() | st.integers(33, 4096)) if mla is None else None,
         mla=mla,
     )
 
@@ -80,3 +86,53 @@ def test_default_layers_are_in_the_target(layers: int) -> None:
     assert layer_ids[-1] <= layers
     if layers >= 8:
         assert layer_ids == (2, layers // 2, layers - 3)
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+WINDOWS: dict[str, tuple[DrafterFamily, dict[str, Any], int | None]] = {
+    "llama: layer_types decide": (DrafterFamily.LLAMA, {"sliding_window": 64}, None),
+    "llama": (DrafterFamily.LLAMA, {"sliding_window": 64, "layer_types": [SLIDING] * 2}, 64),
+    "llama, full": (DrafterFamily.LLAMA, {"sliding_window": 64, "layer_types": [FULL] * 2}, None),
+    "qwen3: transformers drops the window": (DrafterFamily.QWEN3, {"sliding_window": 64, "layer_types": [SLIDING] * 2}, None),
+    "qwen3: from layer 28 on": (DrafterFamily.QWEN3, {"sliding_window": 64, "use_sliding_window": True}, None),
+    "qwen3: from layer 0 on": (DrafterFamily.QWEN3, {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_a_window_is_read_as_vllm_reads_it(case: str) -> None:
+    family, keys, expected = WINDOWS[case]
+    config = DrafterConfig(family=family, **SIZES, num_hidden_layers=2).to_vllm_config()
+    assert DrafterConfig.from_vllm_config({**config, **keys}).sliding_window == expected
+
+
+UNSERVED: dict[str, tuple[DrafterFamily, dict[str, Any], str]] = {
+    "both kinds": (DrafterFamily.LLAMA, {"sliding_window": 64, "layer_types": [SLIDING, FULL]}, "all layers must have the same"),
+    "too few kinds": (
+        DrafterFamily.LLAMA,
+        {"sliding_window": 64, "layer_types": [SLIDING]},
+        "one entry for each of the 2 layers",
+    ),
+    "another kind": (DrafterFamily.LLAMA, {"layer_types": ["linear_attention"] * 2}, "contains 'linear_attention'"),
+    "no window": (DrafterFamily.LLAMA, {"layer_types": [SLIDING] * 2}, "sliding_window is missing"),
+    "small window": (
+        DrafterFamily.LLAMA,
+        {"sliding_window": 8, "layer_types": [SLIDING] * 2},
+        "must be an integer of at least 33",
+    ),
+    "latent attention": (
+        DrafterFamily.MLA,
+        {"sliding_window": 64, "layer_types": [SLIDING] * 2},
+        "vLLM's drafter with latent attention ignores it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSERVED)
+def test_what_vllm_does_not_serve_is_rejected(case: str) -> None:
+    family, keys, message = UNSERVED[case]
+    mla = MlaDims(8, 4, 4, 4, 6) if family is DrafterFamily.MLA else None
+    config = DrafterConfig(family=family, **SIZES, num_hidden_layers=2, mla=mla).to_vllm_config()
+    with pytest.raises(ConfigError, match=message):
+        DrafterConfig.from_vllm_config({**config, **keys})

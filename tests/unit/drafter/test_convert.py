@@ -57,7 +57,7 @@ def outputs(drafter: Drafter) -> tuple[Tensor, Tensor]:
     """Return the logits of two steps, the second fed back, and the tokens of their columns."""
     generator = torch.Generator().manual_seed(5)
     width = drafter.config.target_hidden_size * len(drafter.config.aux_layer_ids)
-    aux, memory = torch.randn(1, 6, width, generator=generator), DecodingCache()
+    aux, memory = torch.randn(1, 6, width, generator=generator), DecodingCache(num_layers=drafter.config.num_hidden_layers)
     tokens = torch.randint(0, 40, (1, 6), generator=generator)
     first = drafter(tokens, drafter.fuse_aux_hidden_states(aux), memory)
     second = drafter(tokens[:, -1:], first.next_hidden[:, -1:], memory)
@@ -315,14 +315,31 @@ def windowed(config: dict[str, Any]) -> None:
     config["transformer_layer_config"] |= {"sliding_window": 2048, "layer_types": ["sliding_attention"]}
 
 
-def test_a_sliding_window_is_not_dropped_silently(tmp_path: Path) -> None:
-    source = write_speculators_checkpoint(tmp_path, windowed)
-    with pytest.raises(ConfigError, match="sliding_window is 2048 and the layer uses it"):
-        convert_checkpoint(source, ConversionOverrides())
-    assert any(
-        "past 2048 tokens it differs" in finding
-        for finding in convert_checkpoint(source, ConversionOverrides(assume_full_attention=True)).findings
-    )
+def test_a_sliding_window_is_kept(tmp_path: Path) -> None:
+    conversion = convert_checkpoint(write_speculators_checkpoint(tmp_path, windowed), ConversionOverrides())
+    assert conversion.checkpoint.config.sliding_window == 2048
+
+
+def test_a_window_that_vllm_drops_is_reported(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "d", build_drafter(family=DrafterFamily.QWEN3), {})
+    file = tmp_path / "d" / "config.json"
+    window = {"sliding_window": 2048, "layer_types": ["sliding_attention"]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | window))
+    conversion = convert_checkpoint(tmp_path / "d", ConversionOverrides(layer_id_convention=LayerIdConvention.INPUTS))
+    assert conversion.checkpoint.config.sliding_window is None
+    assert any("vLLM serves it with full attention" in finding for finding in conversion.findings)
+
+
+def test_several_layers_with_norms_that_vllm_does_not_use(tmp_path: Path) -> None:
+    drafter = build_drafter(num_hidden_layers=3, sliding_window=64)
+    source = write_speculators_checkpoint(tmp_path, lambda _: None, drafter)
+    header = read_header(source / "model.safetensors")
+    unused = {f"layers.{number}.hidden_norm.weight": torch.ones(16) for number in (1, 2)}
+    write_tensors(source / "model.safetensors", {**read_tensors(header), **unused}, {})
+    conversion = import_checkpoint(source, tmp_path / "c", ConversionOverrides())
+    assert are_equal(load_drafter(tmp_path / "c"), drafter)
+    assert (conversion.checkpoint.config.num_hidden_layers, conversion.checkpoint.config.sliding_window) == (3, 64)
+    assert any("layers.1.hidden_norm.weight, layers.2.hidden_norm.weight" in finding for finding in conversion.findings)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,31 @@ def test_the_model_card_describes_the_checkpoint(trained: Path, tmp_path: Path) 
     assert speculative == {"method": "eagle3", "model": "<this folder>", "num_speculative_tokens": 4}
 
 
+def test_the_model_card_has_what_the_training_and_the_evaluation_measured(tmp_path: Path) -> None:
+    notes = {"acceptance_length": "2.3456", "tokens": "3", "acceptance_length, temperature 1, drawn drafts": "1.9876"}
+    save_checkpoint(tmp_path / "best", build_drafter(), Provenance(target="some/target", notes=notes))
+    key = {"temperature": 0.7, "draft_sampling": "drawn", "drafter": "best"}
+    rows = [
+        key | {"category": "code", "acceptance_length": 2.5, "share_of_copy": 0.625},
+        key | {"category": "chat", "acceptance_length": None, "share_of_copy": None},
+        key | {"category": "code", "drafter": "copy of the target", "acceptance_length": 4.0, "share_of_copy": 1.0},
+    ]
+    file = tmp_path / "evaluation.json"
+    file.write_text(json.dumps({"prompts": 2, "acceptance": rows, "gains": []}))
+    export_checkpoint(tmp_path / "best", tmp_path / "out", evaluation=file)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| acceptance length | 2.35 at K=3, on held-out text of the training |" in card
+    assert "| acceptance_length, temperature 1, drawn drafts | 1.9876 |" in card
+    assert "| 0.7 | drawn | code | 2.50 | 62% |" in card
+    assert "| 0.7 | drawn | chat |  |  |" in card
+    assert "copy of the target |" not in card
+    export_checkpoint(tmp_path / "best", tmp_path / "out", num_speculative_tokens=4)
+    assert "| acceptance length | not measured |" in (tmp_path / "out" / "README.md").read_text()
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match=r"evaluation.json: cannot be read .* write it with `aerie-drafter evaluate --exact"):
+        export_checkpoint(tmp_path / "best", tmp_path / "out", evaluation=file)
+
+
 def test_the_same_export_gives_the_same_bytes(trained: Path, tmp_path: Path) -> None:
     for number in ("1", "2"):
         export_checkpoint(trained, tmp_path / number / "out", export_format=ExportFormat.SPECULATORS)
@@ -132,6 +157,8 @@ def test_an_export_over_its_own_source(trained: Path) -> None:
         ({}, ExportFormat.SPECULATORS, "0.25.0"),
         ({"fc_norm": False, "norm_output": False}, ExportFormat.SPECULATORS, "0.22.0"),
         ({"family": DrafterFamily.QWEN3}, ExportFormat.VLLM, "0.24.0"),
+        ({"num_hidden_layers": 2}, ExportFormat.VLLM, "0.26.0"),
+        ({"sliding_window": 64}, ExportFormat.SPECULATORS, "0.26.0"),
         ({"family": DrafterFamily.MLA, "mla": MLA}, ExportFormat.VLLM, "0.23.0"),
         ({"family": DrafterFamily.MLA, "mla": MLA, "fc_norm": False, "norm_output": False}, ExportFormat.VLLM, "0.22.0"),
     ],

@@ -191,10 +191,16 @@ def test_speculators_form(valid_checkpoint: Path, target: Path, tmp_path: Path) 
 
 
 def test_unreadable_configuration(valid_checkpoint: Path) -> None:
-    edit_config(valid_checkpoint, num_hidden_layers=3)
+    edit_config(valid_checkpoint, num_hidden_layers=99)
     report = inspect_checkpoint(valid_checkpoint)
     assert report.summary == "Unreadable drafter: 1 problem."
-    assert "num_hidden_layers is 3" in report.problems[0]
+    assert "num_hidden_layers is 99: a drafter has at most 64" in report.problems[0]
+
+
+def test_missing_layers_are_one_problem(valid_checkpoint: Path) -> None:
+    edit_config(valid_checkpoint, num_hidden_layers=3)
+    (problem,) = inspect_checkpoint(valid_checkpoint).problems
+    assert "it has tensors of 1 layers, and num_hidden_layers is 3" in problem
 
 
 def test_pickled_weights_are_reported(valid_checkpoint: Path) -> None:

@@ -23,7 +23,7 @@ from aerie.analysis.paired.state import PairBatch, PairedState, add_batches
 from aerie.analysis.paired.verdict import ANSWERS_DIFFER, MIN_OUTAGE_SECONDS, PairedVerdict, evaluate_pairs
 from aerie.controller.probes.pairs import MAX_READ_INTERVAL_SECONDS, MIN_READ_INTERVAL_SECONDS, READ_INTERVAL_SHARE
 from aerie.engine.completions import GreedyCompletion
-from aerie.evaluator import replay
+from aerie.evaluator import pipeline, replay
 from aerie.evaluator.admission import Admission
 from aerie.evaluator.answers import Answer, AnswerProblem
 from aerie.evaluator.batches import BatchLog
@@ -85,6 +85,14 @@ class FakePrompts:
             yield ReplayRequest(
                 COMPLETIONS_PATH, b"{}", self._random.randrange(64), is_greedy=False, is_plain=False, is_exact=False
             )
+
+
+class SeededSecrets:
+    """What the evaluator uses of `secrets`, repeatable."""
+
+    def __init__(self, seed: int) -> None:
+        source = random.Random(seed)  # noqa: S311 - no secrets
+        self.choice, self.randbelow = source.choice, source.randrange
 
 
 class Evaluation:
@@ -153,6 +161,8 @@ class Evaluation:
 def evaluate(monkeypatch: pytest.MonkeyPatch, canary: Engine, control: Engine = EQUAL, **options: Any) -> Evaluation:
     evaluation = Evaluation(canary, control, **options)
     monkeypatch.setattr(replay, "_send", evaluation.send)
+    for module in (replay, pipeline):
+        monkeypatch.setattr(module, "secrets", SeededSecrets(options.get("seed", 0)))
     run_virtually(evaluation.run())
     return evaluation
 

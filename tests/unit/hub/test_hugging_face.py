@@ -21,10 +21,10 @@ from huggingface_hub.errors import (
 
 from aerie.api import SpeculativeDeployment
 from aerie.api.source import HuggingFaceSource
-from aerie.checkpoints import HubClient
+from aerie.checkpoints import HubClient, HubRejectionError, RepositoryInfo
 from aerie.cli.app import run_command_line
 from aerie.engine.models.checkpoint import Checkpoint
-from aerie_lab.cli.scenarios import CONTAINER_SCENARIO, DEMO_SCENARIOS, DemoScenario
+from aerie_lab.cli.scenarios import CONTAINER_SCENARIO, DEMO_SCENARIOS, REFRESH_SCENARIO, DemoScenario
 from aerie_lab.engine.serving.arguments import parse_simulator_arguments
 from aerie_lab.engine.serving.files import EngineError
 from aerie_lab.engine.serving.options import SimulatorOptions
@@ -79,6 +79,11 @@ def read_checkpoint(endpoint: str, repositories: dict[str, Repository], reposito
         return hub.read_checkpoint(repository, repositories[repository].commit)
 
 
+def read_forms(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+    assert checkpoint.tensors is not None
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()}
+
+
 def test_checkpoint_without_weights_has_the_published_headers(endpoint: str, repositories: dict[str, Repository]) -> None:
     target = read_checkpoint(endpoint, repositories, LLAMA)
     assert target.tensors is not None
@@ -93,10 +98,27 @@ def test_checkpoint_without_weights_has_the_published_headers(endpoint: str, rep
     assert read_checkpoint(endpoint, repositories, EAGLE_3).tensors is None
 
 
+def test_repository_info_has_commit_and_licence(endpoint: str, repositories: dict[str, Repository]) -> None:
+    with HubClient(endpoint, "hf_any") as hub:
+        assert hub.read_repository_info(EAGLE_3) == RepositoryInfo(repositories[EAGLE_3].commit, "apache-2.0")
+        assert hub.read_repository_info(EAGLE_3, repositories[EAGLE_3].commit).licence == "apache-2.0"
+        assert hub.read_repository_info(EAGLE_31).licence == ""
+        with pytest.raises(HubRejectionError, match="404"):
+            hub.read_repository_info(EAGLE_3, COMMIT)
+
+
 def test_bundle_revisions_match_the_registry_digests(repositories: dict[str, Repository]) -> None:
     registry = json.loads((ROOT / "drafter" / "bundle" / "registry.json").read_text())
     for name, checkpoint in {"target": registry["target"], **registry["drafters"]}.items():
         assert checkpoint["digest"].removeprefix("sha256:").startswith(repositories[f"aerie/bundle-{name}"].commit)
+
+
+def test_undertrained_drafter_has_the_form_of_the_bundle(endpoint: str, repositories: dict[str, Repository]) -> None:
+    undertrained, bundle = (
+        read_checkpoint(endpoint, repositories, f"aerie/bundle-{name}") for name in ("eagle31-undertrained", "eagle31")
+    )
+    assert {key: value for key, value in undertrained.config.items() if key != "simulator"} == bundle.config
+    assert read_forms(undertrained) == read_forms(bundle)
 
 
 def test_downloaded_folder_is_unchanged(api: HfApi, repositories: dict[str, Repository], tmp_path: Path) -> None:
@@ -180,8 +202,9 @@ def test_simulated_engine_reads_its_checkpoints_from_the_hub(
         describe_drafter(EAGLE_31, "b" * 40)
 
 
-SCENARIOS = (*DEMO_SCENARIOS.values(), CONTAINER_SCENARIO)
-MANIFESTS = [*sorted((ROOT / "examples").rglob("*.yaml")), *(scenario.manifest for scenario in SCENARIOS)]
+SCENARIOS = (*DEMO_SCENARIOS.values(), CONTAINER_SCENARIO, REFRESH_SCENARIO)
+EXAMPLES = [file for file in sorted((ROOT / "examples").rglob("*.yaml")) if "kind: SpeculativeDeployment" in file.read_text()]
+MANIFESTS = [*EXAMPLES, *(scenario.manifest for scenario in SCENARIOS)]
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.stem}")

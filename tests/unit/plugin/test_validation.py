@@ -120,7 +120,7 @@ TENSORS: Mapping[str, tuple[dict[str, Tensor | None], str | None]] = {
     "another float": ({"fc__weight": tensor(256, 768, dtype="BF16")}, None),
     "double precision": ({"fc__weight": tensor(256, 768, dtype="F64")}, "Type"),
     "8-bit weights": ({"fc__weight": tensor(256, 768, dtype="F8_E4M3")}, "Type"),
-    "a map of floats": ({"d2t": tensor(1024)}, "Type"),
+    "a map of floats": ({"d2t": tensor(1536)}, "Type"),
     "the target's embedding": ({"embed_tokens__weight": tensor(2048, 256)}, None),
     "a scale of the shared embedding": ({"embed_tokens__weight_scale": tensor(1)}, "TensorUnknown"),
 }

@@ -72,9 +72,9 @@ def run_until(world: World, phase: str, slower: float = 0.0, times: int = 200) -
     raise AssertionError(f"{world.status['phase']} instead of {phase}: {world.message('Progressing')}")
 
 
-def run_trial(world: World, slower: float) -> None:
+def run_trial(world: World, slower: float, setting: SpeculationSetting | None = None) -> None:
     """Run a trial from its recommendation until it has ended."""
-    recommend(world)
+    recommend(world, setting)
     world.step()
     run_until(world, "Analyzing")
     for _ in range(200):

@@ -23,6 +23,7 @@ from aerie.engine.models.drafter_catalog import DrafterCatalog
 from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.manifests.rollout_history_config_map import RolloutHistory
 from aerie.rollout.canary.evaluation import read_counted_batches
+from aerie.rollout.facts.arm_metrics import ArmMetrics
 from aerie.rollout.facts.concurrency import StartPermission
 from aerie.rollout.facts.context_length import ContextLengths
 from aerie.rollout.facts.last_valid_spec import read_resource
@@ -78,6 +79,8 @@ class World(ClusterState):
         self.baseline_calibration: BaselineCalibration | None = None
         self.equivalence_result: EquivalenceResult | None = None
         self.context_lengths: ContextLengths | None = None
+        self.metrics: dict[str, ArmMetrics] = {}
+        """Metrics of the engines, by name of their Deployment."""
         self.evaluator = SimulatedEvaluator()
         self.pairs: PairObservation | None = None
         """What the operator has read from the evaluator."""
@@ -118,6 +121,7 @@ class World(ClusterState):
             baseline_calibration=self.baseline_calibration,
             equivalence_result=self.equivalence_result,
             context_lengths=self.context_lengths,
+            metrics_by_deployment=dict(self.metrics),
             pairs=self.pairs if (self.status.get("canary") or {}).get("phase") == "Evaluating" else None,
             recommendation=self.recommendation,
             start_permission=self.start_permission,

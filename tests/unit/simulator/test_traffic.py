@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from aerie_lab.engine.load_generation.traffic import (
     RequestOutcome,
@@ -14,6 +17,7 @@ from aerie_lab.engine.load_generation.traffic import (
     build_prompt,
     nearest_rank_percentile,
     run_open_loop,
+    send_request,
 )
 from aerie_lab.engine.load_generation.workload import LengthDistribution, TrafficClass, Turn
 from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
@@ -68,3 +72,30 @@ def test_an_open_loop_sends_at_the_planned_times(start: Start) -> None:
     report = asyncio.run(run_open_loop(TrafficTarget(str(running.client.base_url).rstrip("/"), "acme/model"), turns))
     assert time.monotonic() - began >= 0.7
     assert (len(report.outcomes), report.errors.total()) == (8, 0)
+
+
+@pytest.mark.parametrize(("ignore_eos", "error"), [(True, "wrong number of tokens"), (False, None)])
+def test_answers_may_end_early_only_without_ignore_eos(ignore_eos: bool, error: str | None) -> None:
+    bodies: list[dict[str, object]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response({"usage": {"completion_tokens": 3}})
+
+    async def send() -> RequestOutcome:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            target = TrafficTarget(
+                f"http://127.0.0.1:{server.port}",
+                "m",
+                stream=False,
+                chats=[[{"role": "user", "content": "q"}]],
+                chat_fields={"chat_template_kwargs": {"complete": True}},
+                ignore_eos=ignore_eos,
+            )
+            return await send_request(session, target, turn(0, 0.0))
+
+    assert asyncio.run(send()).error == error
+    assert bodies[0]["ignore_eos"] is ignore_eos
+    assert bodies[0]["chat_template_kwargs"] == {"complete": True}

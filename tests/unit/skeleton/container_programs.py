@@ -1,6 +1,7 @@
 """Stands for docker, kind, k3d, kubectl and helm: its own name decides for which. A test copies it into a folder of the PATH.
 
 It appends each call to the file `calls` beside that folder. A call that contains the text of the file `failing` fails.
+A call that contains the text of `holding` waits for the file `deleted`.
 kubectl behaves as with the demo's resource in a cluster: each patch is a rollout, the first promoted, the second rolled back.
 """
 
@@ -68,6 +69,9 @@ def main(program: str, words: list[str]) -> int:
     if failing and failing in call:
         print("it fails as the test demands", file=sys.stderr)  # noqa: T201
         return 7
+    holding = _read("holding")
+    while holding and holding in call and not _read("deleted"):
+        time.sleep(0.02)
     if program == "kubectl":
         _run_kubectl(words)
     elif program in ("kind", "k3d"):

@@ -206,9 +206,10 @@ def test_end_of_the_requests_is_an_error(machine: Machine) -> None:
 
 def test_termination_deletes_the_cluster(machine: Machine) -> None:
     command = [sys.executable, "-c", "from aerie_lab.cli import main; main()", "demo", "--cluster", "kind"]
+    machine.write("holding", "kubectl get pods")  # so that no other call begins while the signal arrives
     with subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.DEVNULL) as running:
         deadline = time.monotonic() + 60
-        while not any("logs" in call for call in machine.calls) and time.monotonic() < deadline:
+        while not any("kubectl get pods" in call for call in machine.calls) and time.monotonic() < deadline:
             time.sleep(0.02)
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == -signal.SIGTERM

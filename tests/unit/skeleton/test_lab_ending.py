@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,53 @@ def test_a_signal_handler_of_the_program_is_kept() -> None:
     own = "signal.signal(signal.SIGTERM, lambda *_: say('own'))\n"
     expected = ["own", "two is down", "between", "one is down", "after"]
     assert run(own + BLOCKS % "signal.raise_signal(signal.SIGTERM)") == (0, expected)
+
+
+DEMO = """
+from pathlib import Path
+from aerie_lab.cli import demo, demo_refresh
+
+FOLDERS = []
+
+class FakeLab:
+    kubeconfig, gateway_url = "", ""
+
+    def __init__(self):
+        self.block = clean_up_on_signal(lambda: down("lab"))
+
+    def __enter__(self):
+        self.block.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        down("lab")
+
+    def environment(self):
+        return {}
+
+class Demo:
+    def __init__(self, *parts):
+        FOLDERS.extend(part for part in parts if isinstance(part, Path))
+
+    def run(self, *_):
+        child = [sys.executable, "-c", "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"]
+        if FOLDERS:
+            demo_refresh.run_program(child, os.environ, 60)
+        signal.raise_signal(signal.SIGTERM)
+
+make_folder = demo_refresh.tempfile.mkdtemp
+demo_refresh.tempfile.mkdtemp = lambda **options: say(folder := make_folder(**options)) or folder
+demo_refresh.ensure_family = demo.ensure_family = lambda *_: None
+demo.Lab.up = lambda *_: FakeLab()
+demo_refresh.RefreshDemo = demo.DemoRunner = Demo
+"""
+
+
+def test_a_signal_takes_down_the_lab_of_the_demo() -> None:
+    assert run(DEMO + "demo._run_in_lab('simulator', 'x', keep=False)") == (-signal.SIGTERM, ["lab is down"])
+
+
+def test_a_signal_ends_the_refresh_of_the_demo_takes_down_its_lab_and_removes_its_folder() -> None:
+    status, (folder, *lines) = run(DEMO + "demo_refresh.run_refresh_demo('x')")
+    assert (status, lines) == (-signal.SIGTERM, ["lab is down"])
+    assert not Path(folder).exists()

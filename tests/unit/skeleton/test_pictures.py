@@ -16,10 +16,25 @@ from scripts import pictures
 ROOT = Path(__file__).resolve().parents[3]
 SVG = "{http://www.w3.org/2000/svg}"
 USER_REQUESTS = {Trigger.PROMOTE_REQUESTED, Trigger.EXTENDED}
+TIMELINE = {
+    "stages": [
+        {"name": name, "begin": 60.0 * index, "end": 60.0 * (index + 1), "acceptance_length": length, "requests": 100}
+        for index, (name, length) in enumerate(
+            [
+                ("questions, served drafter", 2.41),
+                ("texts, served drafter", 1.9),
+                ("other texts, drafters by turns", 2.2),
+                ("other texts, refreshed drafter", 2.6),
+            ]
+        )
+    ],
+    "curve": [(20.0 + 20 * index, 1.9 + 0.06 * index) for index in range(12)],
+}
 DRAWINGS: dict[str, Callable[[], pictures.Picture]] = {
     "rollout": pictures.draw_rollout,
     "data flow": pictures.draw_data_flow,
     "phases": pictures.draw_phases,
+    "refresh": lambda: pictures.draw_refresh(TIMELINE),
     "layers": lambda: pictures.draw_layers((ROOT / "pyproject.toml").read_text()),
 }
 
@@ -55,6 +70,15 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
     packages = {path.parent.name for path in (ROOT / "operator/aerie").glob("*/__init__.py")}
     assert folders == packages - {"analysis"}, "analysis has a contract of its own"
     assert folders <= read_texts(DRAWINGS["layers"]())
+
+
+def test_the_refresh_has_each_stage_in_its_place() -> None:
+    picture = pictures.draw_refresh(TIMELINE)
+    assert "2  texts, served drafter: 1.90, for 1.0 min" in read_texts(picture)
+    bars = [element for element in list_elements(picture, "rect") if element.attrib["height"] == "4"]
+    assert [bar.attrib["class"] for bar in bars] == ["stable", "stable", "wait", "canary"]
+    heights = [float(bar.attrib["y"]) for bar in bars]
+    assert sorted(range(4), key=heights.__getitem__) == [3, 0, 2, 1], "the longest is on top"
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

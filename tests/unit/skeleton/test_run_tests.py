@@ -43,10 +43,11 @@ except KeyboardInterrupt:
 NAMES = ("first", "second", "third")
 
 
-def command(*codes: str) -> list[str]:
+def command(*codes: str, niceness: dict[str, int] | None = None) -> list[str]:
     """Return the command that runs these programs side by side, named by their order."""
     code = "import sys; from scripts.run_tests import run_side_by_side as run\n"
-    code += f"run = run({{name: (sys.executable, '-c', code) for name, code in zip({NAMES}, sys.argv[1:], strict=True)}})\n"
+    code += f"commands = {{name: (sys.executable, '-c', code) for name, code in zip({NAMES}, sys.argv[1:], strict=True)}}\n"
+    code += f"run = run(commands, {niceness or {}})\n"
     return [sys.executable, "-c", code + "sys.exit(abs(run))", *codes]
 
 
@@ -80,6 +81,17 @@ def test_the_tests_that_failed_are_named_last() -> None:
     assert done.stdout.endswith(
         "\nfirst ended with status 1.\nFAILED tests/one.py::test_a - no\nERROR tests/one.py::test_b\n"
         "\nsecond ended with status 1.\nFAILED tests/two.py::test_a - no\nERROR tests/two.py::test_b\n"
+    )
+
+
+def test_a_command_and_its_session_have_its_niceness() -> None:
+    code = "import os, pathlib; print(os.nice(0), *pathlib.Path('/proc').glob('self/autogroup'), os.getsid(0) == os.getpid())\n"
+    code += "for path in pathlib.Path('/proc').glob('self/autogroup'): print(path.read_text().split()[-1])"
+    done = subprocess.run(command(code, code, "pass", niceness={"second": 7}), cwd=ROOT, capture_output=True, text=True)
+    shown = re.findall(r"^(\d+) .*True\n(?:(\d+)\n)?", done.stdout, re.MULTILINE)
+    sessions = ("0", "7") if Path("/proc/self/autogroup").exists() else ("", "")
+    assert shown == [(str(min(os.nice(0) + added, 19)), session) for added, session in zip((0, 7), sessions, strict=True)], (
+        done.stdout
     )
 
 

@@ -56,7 +56,10 @@ def test_windows_of_a_manually_changed_k_are_excluded_and_reported() -> None:
     decision = decide(telemetry, make_context())
     assert decision.action is TuningAction.INSUFFICIENT
     assert "the newest windows of K=3 ended 1.9 h ago" in decision.reason
-    assert "120 windows were excluded because the engine is built for 5 draft tokens, and the setting is '3'" in decision.missing_data[-1]
+    assert (
+        "120 windows were excluded because the engine is built for 5 draft tokens, and the setting is '3'"
+        in decision.missing_data[-1]
+    )
 
 
 def test_lost_metrics_are_no_evidence() -> None:

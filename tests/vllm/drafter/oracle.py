@@ -34,28 +34,29 @@ from vllm.model_executor.model_loader import get_model
 
 
 class Cache:
-    """Keys and values of the one sequence, by position; `positions` is set before each call of the model."""
+    """Keys and values of the one sequence, by layer and position; `positions` is set before each call of the model."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self.positions = torch.zeros(0, dtype=torch.long)
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._entries: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Map [columns, heads, size] each to [columns, heads x size of a value]; a repeated position is overwritten."""
         last = int(self.positions.max()) + 1
-        self._keys, self._values = (
-            _write_positions(self._keys, key, self.positions),
-            _write_positions(self._values, value, self.positions),
+        old = self._entries.get(layer.layer_name, (None, None))
+        all_keys, all_values = (
+            _write_positions(old_part, part, self.positions) for old_part, part in zip(old, (key, value), strict=True)
         )
+        self._entries[layer.layer_name] = all_keys, all_values
         group = query.shape[1] // key.shape[1]
-        keys = self._keys[:last].repeat_interleave(group, dim=1)
-        values = self._values[:last].repeat_interleave(group, dim=1)
+        keys = all_keys[:last].repeat_interleave(group, dim=1)
+        values = all_values[:last].repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
-        hidden = torch.arange(last) > self.positions.unsqueeze(-1)
+        distance = self.positions.unsqueeze(-1) - torch.arange(last)
+        hidden = (distance < 0) | (distance >= (layer.sliding_window or last))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
 
@@ -79,7 +80,7 @@ def grouped_attention(layer: Attention, query: Tensor, key: Tensor, value: Tenso
         key.view(-1, layer.num_kv_heads, layer.head_size),
         value.view(-1, layer.num_kv_heads, layer.head_size),
     )
-    return CACHE.attend(*shaped, layer.impl.scale)
+    return CACHE.attend(layer, *shaped, layer.impl.scale)
 
 
 def latent_attention_forward(
@@ -89,7 +90,7 @@ def latent_attention_forward(
     both = layer.kv_b_proj(latents)[0].view(-1, layer.num_heads, layer.qk_nope_head_dim + layer.v_head_dim)
     key, value = both.split([layer.qk_nope_head_dim, layer.v_head_dim], dim=-1)
     key = torch.cat([key, shared.expand(-1, layer.num_heads, -1)], dim=-1)
-    return CACHE.attend(query, key, value, layer.scale)
+    return CACHE.attend(layer, query, key, value, layer.scale)
 
 
 def run(case: Path) -> None:

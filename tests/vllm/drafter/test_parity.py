@@ -46,7 +46,7 @@ BUNDLE = Path(aerie_drafter.__file__).parents[1] / "bundle"
 SHIPPED = ("eagle3", "eagle31", "weak")
 
 VOCABULARY = 258  # that of the tiny target
-COLUMNS, STEPS = (24, 3), 5
+COLUMNS, STEPS = (36, 3), 5
 """Columns with states of the target by round (a prefill, then three accepted tokens), and drafted steps of each round."""
 
 BASE: dict[str, Any] = {
@@ -80,8 +80,11 @@ def build_cases() -> dict[str, DrafterConfig]:
         "wider target": {"target_hidden_size": 80},
         "eps": {"rms_norm_eps": 1e-2},
         "yarn": {"rope": yarn},
+        "three layers": {"num_hidden_layers": 3, "norm_before_residual": True},
     }
     grouped_changes: dict[str, dict[str, Any]] = {
+        "window": {"sliding_window": 33},
+        "two layers with a window": {"num_hidden_layers": 2, "sliding_window": 34},
         "no grouping": {"num_key_value_heads": 4},
         "one group": {"num_key_value_heads": 1},
         "rope base": {"rope": {"rope_type": "default", "rope_theta": 5e5}},
@@ -290,7 +293,7 @@ def run_oracle(vllm: Path, folders: list[Path]) -> None:
 def run_drafter(drafter: Drafter, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the outputs of `Drafter` for the same inputs, drafted as by `aerie_drafter.evaluate`."""
     outputs: dict[str, Tensor] = {}
-    cache = DecodingCache()
+    cache = DecodingCache(num_layers=drafter.config.num_hidden_layers)
     with torch.inference_mode():
         for number, columns in enumerate(COLUMNS):
             tokens = inputs[f"{number}.tokens"].unsqueeze(0)

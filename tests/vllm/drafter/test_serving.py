@@ -29,7 +29,7 @@ from aerie.analysis.equivalence import EquivalenceResult, compare_answers, find_
 from aerie.engine.completions import COMPLETIONS_PATH, PROBE_PROMPTS, GreedyCompletion, build_completion_request, parse_completion
 from aerie_drafter import checkpoint
 from aerie_drafter.evaluate import Prompt, read_prompts
-from aerie_drafter.evaluate.acceptance import AnsweredText
+from aerie_drafter.evaluate.acceptance import AcceptanceCounts, AnsweredText
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.model import Drafter
 
@@ -43,6 +43,9 @@ SHORT_COUNT = 80
 
 LENGTH_TOLERANCE = 0.02
 """Relative tolerance of served and offline acceptance length. Measured: equal in the first four digits."""
+
+COUNT_TOLERANCE = 0.01
+"""Relative tolerance of counts of drafts and of accepted tokens."""
 
 ROUNDING_DIFFERENCE = 1e-4
 """Difference of logits that is rounding of float32, so that either token is the target's greedy choice. A server that verifies
@@ -185,6 +188,36 @@ def test_acceptance_length_equals_the_offline_one(
     lengths = (drafter, served_length, offline_length)
     logging.getLogger(__name__).info("%s: served %.4f, offline %.4f", *lengths)  # shown by --log-cli-level=info
     assert served_length == pytest.approx(offline_length, rel=LENGTH_TOLERANCE)
+
+
+def test_two_layers_with_a_window_accept_as_offline(
+    measure: Measure, pair: ModelPair, texts: list[AnsweredText], tmp_path: Path
+) -> None:
+    """The shipped drafter with a second layer of random weights, and with a window that most answers exceed."""
+    shipped = checkpoint.load_drafter(BUNDLE / "eagle31", target=BUNDLE / "target")
+    torch.manual_seed(0)
+    two_layers = Drafter(replace(shipped.config, num_hidden_layers=2))
+    weights = {**two_layers.state_dict(), **shipped.state_dict()}
+    for name in ("layers.1.self_attn.o_proj.weight", "layers.1.mlp.down_proj.weight"):
+        weights[name] = 10 * weights[name]  # so that the layer changes drafts
+
+    def build(num_layers: int, window: int | None) -> Drafter:
+        drafter = Drafter(replace(shipped.config, num_hidden_layers=num_layers, sliding_window=window)).requires_grad_(False)
+        drafter.load_state_dict({name: weights[name] for name in drafter.state_dict()})
+        return drafter
+
+    def evaluate(drafter: Drafter) -> AcceptanceCounts:
+        return evaluate_texts(ModelPair(pair.target, pair.tokenizer, drafter), texts[:SHORT_COUNT], K)
+
+    drafter = build(2, 33)
+    checkpoint.save_checkpoint(tmp_path / "drafter", drafter, {})
+    served = measure(tmp_path / "drafter", SHORT_COUNT)
+    offline, others = evaluate(drafter), [evaluate(build(1, 33)), evaluate(build(2, None))]
+    logging.getLogger(__name__).info("served %s, offline %s, others %s", served, offline, others)
+    assert served.drafts == pytest.approx(offline.drafts, rel=COUNT_TOLERANCE)
+    assert served.accepted == pytest.approx(offline.accepted_per_position, rel=COUNT_TOLERANCE)
+    for other in others:  # without the second layer, and without the window
+        assert other.drafts < served.drafts * (1 - 5 * COUNT_TOLERANCE)
 
 
 def test_acceptance_is_lower_without_norm_output(measure: Measure, texts: list[AnsweredText], tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Open loop: an arrival process starts requests, however slow the server is. Closed loop: a fixed number of clients, each of which
 sends its next request as soon as it has its answer. A request is successful when its status is 200, its stream ends with [DONE],
-and the server reports the requested number of tokens. Prompts repeat what a prefix cache can match: the class's system prompt and
-the session's earlier turns.
+and the server reports the requested number of tokens, or without `ignore_eos` at most that number. Prompts repeat what a prefix
+cache can match: the class's system prompt and the session's earlier turns.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class TrafficTarget:
     timeout_seconds: float = 300.0
     chats: Sequence[Sequence[Mapping[str, str]]] = ()
     """Messages to send in turn, as chat completions, where their content matters; otherwise filler of the turn's length."""
+    chat_fields: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of each chat completion, such as `chat_template_kwargs`."""
+    ignore_eos: bool = True
+    """Whether answers have exactly the requested number of tokens; otherwise they end where the model ends them."""
 
 
 MAX_ERROR_TEXT_CHARACTERS = 200
@@ -166,7 +170,7 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
         "model": target.model,
         **prompt,
         "max_tokens": turn.answer_tokens,
-        "ignore_eos": True,
+        "ignore_eos": target.ignore_eos,
         "temperature": target.temperature,
     }
     if target.stream:
@@ -212,7 +216,7 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
         )
     total = time.monotonic() - began
     wrong = None if done else "stream without [DONE]"
-    if wrong is None and tokens != turn.answer_tokens:
+    if wrong is None and (tokens != turn.answer_tokens if target.ignore_eos else not 0 < tokens <= turn.answer_tokens):
         wrong = "wrong number of tokens"
     return RequestOutcome(turn.traffic_class.name, wrong, tokens, first, total)
 
@@ -220,7 +224,7 @@ async def send_request(session: aiohttp.ClientSession, target: TrafficTarget, tu
 def _build_request(target: TrafficTarget, turn: Turn) -> tuple[str, dict[str, object]]:
     """Return the end of the URL's path, and the prompt for it."""
     if target.chats:
-        return "chat/completions", {"messages": target.chats[turn.number % len(target.chats)]}
+        return "chat/completions", {"messages": target.chats[turn.number % len(target.chats)], **target.chat_fields}
     return "completions", {"prompt": build_prompt(turn, target.bytes_per_token)}
 
 

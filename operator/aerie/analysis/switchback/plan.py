@@ -78,6 +78,8 @@ class WindowCounts:
     """Seconds to the first token, summed over requests."""
     finished_requests: float = 0.0
     failed_requests: float = 0.0
+    drafts: float = 0.0
+    accepted_tokens: float = 0.0
 
     @classmethod
     def from_engine_counts(cls, counts: EngineCounts) -> WindowCounts:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
+from aerie.analysis.reference import AcceptanceCounts
 from aerie.analysis.state import VerdictOutcome
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, RareEvents
 from aerie.analysis.statistics.crash_rate import SECONDS_PER_HOUR, CrashCounts
@@ -62,6 +63,8 @@ class SwitchbackState:
     crashes: CrashCounts = field(default_factory=CrashCounts)
     """Engine processes that ended while they had the drafter, and its pod-hours. Begins with the earlier hours and restarts of
     the pods on trial (`start_trial`)."""
+    canary_acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    """Acceptance of the canary's drafter, by vLLM's counters as the status shows it for every arm."""
     counted_pairs: int = 0
     """Pairs of a pod's windows that count."""
     lost_pairs: int = 0
@@ -86,6 +89,7 @@ class SwitchbackState:
             "failed_requests": list(astuple(self.failed_requests)),
             "request_shares": list(astuple(self.request_shares)),
             "crashes": self.crashes.to_dict(),
+            "canary_acceptance": list(self.canary_acceptance),
             "counted_pairs": self.counted_pairs,
             "lost_pairs": self.lost_pairs,
             "late_pairs": self.late_pairs,
@@ -109,6 +113,7 @@ class SwitchbackState:
             "failed_requests": RareEvents(*document["failed_requests"]),
             "request_shares": ShareCounts(*document["request_shares"]),
             "crashes": CrashCounts(**document["crashes"]),
+            "canary_acceptance": AcceptanceCounts(*document.get("canary_acceptance", ())),  # an earlier release has none
         }
         return cls(**{**document, **parsed})
 
@@ -160,7 +165,10 @@ def close_pair(
         drafters = (drafter_in_window(plan.seed, pod, 2 * pair_number + position) for position in (0, 1))
         counts_by_drafter: dict[str, WindowCounts] = dict(zip(drafters, (first.counts, second.counts), strict=True))
         units.setdefault(partnership(pod), {})[pod] = counts_by_drafter
-        state = _add_requests(replace(state, counted_pairs=state.counted_pairs + 1), counts_by_drafter)
+        canary = counts_by_drafter["canary"]
+        acceptance = state.canary_acceptance.add(AcceptanceCounts(canary.first_tokens, canary.drafts, canary.accepted_tokens))
+        state = replace(state, counted_pairs=state.counted_pairs + 1, canary_acceptance=acceptance)
+        state = _add_requests(state, counts_by_drafter)
     for pods in units.values():
         state = _add_unit(state, plan, pair_number, pods)
     open_windows = {key: result for key, result in state.open_windows.items() if int(key.split("/")[0]) // 2 > pair_number}

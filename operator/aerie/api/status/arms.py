@@ -95,8 +95,9 @@ class Arm(ResourceModel):
     time_to_first_token: float | None = None
     """Seconds from a request's arrival to its first token, over the recent traffic; updated after a change of 20 %."""
     reference_acceptance_length: float | None = None
-    """Acceptance length with which the revision was promoted: the mean over the blocks of its analysis. Absent if it was not
-    compared."""
+    """Acceptance length that later ones of the same revision are compared with: that of the analysis or trial by which it was
+    promoted. Without one, it is that of the first traffic after the warm-up, from 100 requests and 1000 drafts on. It then stays.
+    Absent before, and where the load decides how many tokens are drafted."""
 
     @property
     def served_revision(self) -> str:

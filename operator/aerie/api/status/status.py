@@ -19,7 +19,7 @@ class Condition(ResourceModel):
     """One aspect of the state, as Kubernetes defines conditions."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Ready, Progressing, PreflightPassed, Degraded, SpeculationTuned or NotificationsSubscribed."""
+    """Ready, Progressing, PreflightPassed, Degraded, SpeculationTuned, NotificationsSubscribed or CaptureReady."""
     status: Literal["True", "False", "Unknown"]
     """True, False or Unknown, as in all conditions."""
     reason: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")]
@@ -68,8 +68,8 @@ class Status(ResourceModel):
         list[Condition],
         Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = Field(default_factory=list)
-    """Ready, Progressing, PreflightPassed, Degraded, SpeculationTuned once tuning has a result, and NotificationsSubscribed if
-    annotations subscribe to notifications."""
+    """Ready, Progressing, PreflightPassed, Degraded, SpeculationTuned once tuning has a result, NotificationsSubscribed if
+    annotations subscribe to notifications, and CaptureReady if spec.capture is set."""
     replicas: Count | None = None
     """Desired pods of all arms, as far as they are created."""
     ready_replicas: Count | None = None

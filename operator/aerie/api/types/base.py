@@ -28,7 +28,7 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
 )
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import ErrorDetails, core_schema
 
 from aerie.api.types import duration
@@ -78,6 +78,28 @@ def schema_extra(*rules: ValidationRule, **keywords: Any) -> Any:
     Typed Any because pydantic's own types of that argument differ from place to place.
     """
     return {"x-kubernetes-validations": [check.to_json() for check in rules], **keywords}
+
+
+@dataclass(frozen=True)
+class ExactlyOneRule:
+    """Rule that exactly one of the fields with these names, in camelCase, is given."""
+
+    fields: tuple[str, ...]
+
+    def to_validation_rule(self) -> ValidationRule:
+        """Return the rule for the schema."""
+        count = f"[{', '.join(f'has(self.{field})' for field in self.fields)}].filter(given, given).size()"
+        return ValidationRule(f"{count} == 1", self._message, f"'{self._message}, not %d of them'.format([{count}])")
+
+    def check(self, model: BaseModel) -> None:
+        """Raise ValueError unless the model has exactly one, for code that relies on it."""
+        count = sum(getattr(model, to_snake(field)) is not None for field in self.fields)
+        if count != 1:
+            raise ValueError(f"{self._message}, not {count} of them")
+
+    @property
+    def _message(self) -> str:
+        return f"write exactly one of {', '.join(self.fields[:-1])} and {self.fields[-1]}"
 
 
 class ResourceModel(BaseModel):

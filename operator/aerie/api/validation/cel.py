@@ -6,8 +6,9 @@ fields, indices, operators, `? :`, has(), all(), exists(), exists_one(), filter(
 https://kubernetes.io/docs/reference/using-api/cel/).
 
 Guarantees: an expression that needs more than that raises CelError when it is compiled, so a test finds it. `&&` and `||` take
-the deciding side even when the other one fails, as CEL does. `^` and `$` are the ends of the text, as in RE2. Not guaranteed:
-static types (the API server checks these when the definition is applied), RE2's running time, limits on cost.
+the deciding side even when the other one fails, as CEL does. Regular expressions are RE2's, where the package google-re2 is
+installed (the extra `capture`). Not guaranteed: static types (the API server checks these when the definition is applied), limits
+on cost. Without that package, patterns are Python's, which has other escapes; only `$` and character classes are as in RE2.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from aerie.api.types import duration
+
+try:
+    import re2
+except ImportError:
+    re2 = None
+else:
+    _RE2_OPTIONS = re2.Options()
+    _RE2_OPTIONS.log_errors = False
 
 CelScope = Mapping[str, Any]
 CelExpression = Callable[[CelScope], Any]
@@ -62,7 +71,12 @@ def _matches(text: str, pattern: str) -> bool:
 
 
 @functools.cache
-def _compile_re2(pattern: str) -> re.Pattern[str]:
+def _compile_re2(pattern: str) -> Any:
+    if re2 is not None:
+        try:
+            return re2.compile(pattern, _RE2_OPTIONS)
+        except re2.error as error:
+            raise ValueError(str(error)) from None
     # Python's `$` also matches before a final line feed. Inside a character class it is a literal.
     translated = re.sub(r"\\.|\[\]?[^\]]*\]|\$", lambda match: r"\Z" if match[0] == "$" else match[0], pattern)
     return re.compile(translated, re.ASCII)
@@ -114,7 +128,7 @@ _MULTIPLICATIVE_OPERATORS = {"*": operator.mul}
 def _apply(function: Callable[..., Any], *values: Any) -> Any:
     try:
         return function(*values)
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, re.error) as error:
         raise CelError(str(error)) from None
 
 

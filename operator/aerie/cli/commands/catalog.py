@@ -20,7 +20,7 @@ from aerie.terminal import sanitize_text
 
 _MATCH_NOTES = {"name": "", "copy": "copy of the target by its name", "sizes": "same sizes, possibly another model"}
 
-_COLUMN_TITLES = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SELECTION", "SOURCE", "NOTES")
+_COLUMN_TITLES = ("TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "LICENCE", "SELECTION", "SOURCE", "NOTES")
 _MIN_TABLE_WIDTH = 120
 """Minimum width of a terminal, in columns, for a readable table."""
 
@@ -97,7 +97,8 @@ def _format_row(row: _CatalogMatch) -> tuple[str, ...]:
         entry.kind.value,
         str(entry.num_speculative_tokens or "-"),
         _format_acceptance(entry),
-        (entry.revision or "-")[:8],
+        (entry.revision or entry.reported_revision or "-")[:8],
+        entry.licence or "-",
         row.selection_reason,
         entry.source,
         notes,
@@ -146,6 +147,10 @@ def _match_to_json(row: _CatalogMatch) -> dict[str, Any]:
         "source": entry.source,
         "notes": entry.notes,
         "revision": entry.revision,
+        "reportedRevision": entry.reported_revision,
+        "automatic": entry.automatic.value if entry.automatic else None,
+        "checked": entry.checked or None,
+        "licence": entry.licence or None,
         "matchedBy": row.match.reason,
         "supported": entry.kind.is_supported,
         "selection": row.selection_reason,

@@ -76,8 +76,8 @@ def _describe_drafter(view: ResourceView) -> Iterator[str]:
         yield f"since {_format_time(record['completionTime'])}"
     reference = (view.status.get("stable") or {}).get("referenceAcceptanceLength")
     if stable.acceptance_length is not None:
-        was = f"; {reference:.2f} when it was promoted" if reference is not None else ""
-        yield f"acceptance length {stable.acceptance_length:.2f}{was}"
+        compared = f"; the reference is {reference:.2f}" if reference is not None else ""
+        yield f"acceptance length {stable.acceptance_length:.2f}{compared}"
 
 
 def _describe_verdict(view: ResourceView) -> Iterator[str]:

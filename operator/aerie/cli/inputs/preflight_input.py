@@ -49,6 +49,7 @@ def build_input_from_models(overrides: PreflightOverrides, hub_reader: HubReader
         version=version,
         speculative_config={"method": "eagle3", "num_speculative_tokens": 3},
         gpu_memory_bytes=overrides.gpu_bytes,
+        gpu_resource=None,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from aerie.analysis.baseline import BaselineCalibration
 from aerie.analysis.measurement.blocks import ClosedBlock
+from aerie.analysis.reference import has_regressed
 from aerie.api.status import Arm, Status
 from aerie.controller.clock import Clock
 from aerie.controller.collection.blocks import BlockCollector, build_comparison_config
@@ -28,7 +29,17 @@ from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.exposition import ExpositionError
 from aerie.engine.metrics.sample import Sample
 from aerie.manifests import naming
-from aerie.rollout.facts.arm_metrics import ArmMetrics, MetricSums, debounce_metrics, read_status_metrics
+from aerie.rollout.conditions import DEGRADED
+from aerie.rollout.facts.arm_metrics import (
+    OWN_DRAFTER,
+    ArmMetrics,
+    CountedDrafter,
+    MetricSums,
+    awaits_reference,
+    debounce_metrics,
+    identify_counted_drafter,
+    read_status_metrics,
+)
 from aerie.rollout.facts.snapshot import Snapshot
 
 
@@ -75,7 +86,14 @@ class EngineMetrics:
 
         `interval` is the current scrape interval in seconds, and `rollout_interval` that of a rollout.
         """
-        changed_pods = self._track_pods(key, snapshot, pool, interval)
+        stable, rollout = status.stable, status.in_place_rollout
+        drafters: dict[str, CountedDrafter] = {}
+        stable_deployment = awaiting_deployment = ""
+        if stable is not None:
+            stable_deployment = naming.deployment_name(key.name, stable.revision, control=False)
+            drafters[stable_deployment] = identify_counted_drafter(stable.revision, stable, rollout)
+            awaiting_deployment = stable_deployment if awaits_reference(stable, rollout) else ""
+        changed_pods = self._track_pods(key, snapshot, pool, interval, drafters)
         config = build_comparison_config(key.name, status, rollout_interval) or self._calibration_collector.track(
             key, snapshot, status, interval
         )
@@ -83,26 +101,40 @@ class EngineMetrics:
             self._block_collectors.pop(key, None)
         elif key not in self._block_collectors or self._block_collectors[key].config != config:
             self._block_collectors[key] = BlockCollector(config)
-        self._reported.setdefault(key, _ReportedMetrics()).metrics = {
+        reported = self._reported.setdefault(key, _ReportedMetrics())
+        reported.awaiting_deployment = awaiting_deployment
+        reported.warmup_seconds = snapshot.resource.spec.rollout.analysis.warmup_duration.total_seconds()
+        reported.watched_deployment, reported.reference_acceptance_length = "", None
+        degraded = next((item for item in status.conditions if (item.type, item.status) == (DEGRADED, "True")), None)
+        reported.has_regressed = degraded is not None and degraded.reason == "AcceptanceRegression"
+        if stable is not None and rollout is None and (degraded is None or reported.has_regressed):
+            reported.watched_deployment = stable_deployment
+            reported.reference_acceptance_length = stable.reference_acceptance_length
+        reported.metrics = {
             naming.deployment_name(key.name, arm.revision, control=control): read_status_metrics(arm)
             for arm, control in _iter_reported_arms(status)
         }
         return changed_pods
 
-    def _track_pods(self, key: NamespacedName, snapshot: Snapshot, pool: ScrapePool, interval: float) -> list[NamespacedName]:
+    def _track_pods(
+        self,
+        key: NamespacedName,
+        snapshot: Snapshot,
+        pool: ScrapePool,
+        interval: float,
+        drafters: Mapping[str, CountedDrafter],
+    ) -> list[NamespacedName]:
         endpoints = {NamespacedName(key.namespace, name): endpoint for name, endpoint in find_engine_endpoints(snapshot)}
         for removed in self._pods_by_resource.get(key, frozenset()) - endpoints.keys():
             del self.targets[removed]
         changed_pods = []
         for name, endpoint in endpoints.items():
             target = self.targets.get(name)
-            if target is None:
-                target = self.targets[name] = ScrapeTarget(key, endpoint, pool, interval)
-            elif (target.pool, target.interval) == (pool, interval):
-                target.endpoint = endpoint
-                continue
+            if target is None or (target.pool, target.interval) != (pool, interval):
+                changed_pods.append(name)
+            target = self.targets.setdefault(name, target or ScrapeTarget(key, endpoint, pool, interval))
             target.endpoint, target.pool, target.interval = endpoint, pool, interval
-            changed_pods.append(name)
+            target.follow_drafter(drafters.get(endpoint.deployment, OWN_DRAFTER))
         self._pods_by_resource[key] = frozenset(endpoints)
         return changed_pods
 
@@ -144,9 +176,10 @@ class EngineMetrics:
     def metrics_by_deployment(self, key: NamespacedName) -> Mapping[str, ArmMetrics]:
         """Return the metrics of the resource's arms, by the name of their Deployment."""
         now = asyncio.get_running_loop().time()
+        warmup_seconds = self._reported.get(key, _ReportedMetrics()).warmup_seconds
         sums: dict[str, MetricSums] = {}
         for target in self.targets_of(key).values():
-            pod_sums = target.window.sums(now, target.stale_after_seconds)
+            pod_sums = target.window.sums(now, target.stale_after_seconds, warmup_seconds)
             if pod_sums is not None:
                 previous_sums = sums.get(target.endpoint.deployment)
                 total = pod_sums if previous_sums is None else previous_sums.add(pod_sums)
@@ -229,6 +262,17 @@ class EngineMetrics:
             now + min((self.targets[name].interval for name in pod_names), default=0.0),
         )
         metrics = self.metrics_by_deployment(key)
+        awaiting = metrics.get(reported.awaiting_deployment)
+        if awaiting is not None and awaiting.reference_acceptance_length is not None:
+            return True
+        watched = metrics.get(reported.watched_deployment)
+        if watched is not None and reported.has_regressed != has_regressed(
+            debounce_metrics(reported.metrics[reported.watched_deployment], watched).acceptance_length,
+            reported.reference_acceptance_length,
+            watched.standard_error,
+            before=reported.has_regressed,
+        ):
+            return True  # the value may be shown since a window that was too small for a comparison
         return any(
             debounce_metrics(reported_metrics, metrics[deployment]) != reported_metrics
             for deployment, reported_metrics in reported.metrics.items()
@@ -242,6 +286,14 @@ class _ReportedMetrics:
 
     metrics: Mapping[str, ArmMetrics] = field(default_factory=dict)
     """Metrics by Deployment."""
+    awaiting_deployment: str = ""
+    """Deployment of the stable arm while it awaits a reference; else empty."""
+    watched_deployment: str = ""
+    """Deployment of the stable arm while its acceptance length is compared with its reference; else empty."""
+    reference_acceptance_length: float | None = None
+    has_regressed: bool = False
+    """Whether the condition Degraded says that it has regressed."""
+    warmup_seconds: float = 0.0
     scrapes_since_check: int = 0
     """Scrapes since the last check."""
     next_check: float = 0.0

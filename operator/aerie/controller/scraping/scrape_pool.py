@@ -22,6 +22,7 @@ from aerie.controller.scraping.sliding_window import SlidingWindow
 from aerie.controller.scraping.targets import EngineEndpoint
 from aerie.controller.work_queue import NamespacedName
 from aerie.engine.metrics.sample import Sample
+from aerie.rollout.facts.arm_metrics import OWN_DRAFTER, CountedDrafter
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +106,8 @@ class ScrapeTarget:
     pool: ScrapePool
     interval: float
     window: SlidingWindow = field(default_factory=SlidingWindow)
+    drafter: CountedDrafter = OWN_DRAFTER
+    """Drafter of the samples in `window`."""
     failures: int = 0
     last_duration_seconds: float = 0.0
     """Duration of the latest scrape."""
@@ -125,6 +128,11 @@ class ScrapeTarget:
     def stale_after_seconds(self) -> float:
         """Seconds after which the pod is ignored if it does not answer."""
         return STALE_AFTER_INTERVALS * self.interval
+
+    def follow_drafter(self, drafter: CountedDrafter) -> None:
+        """Start the window over where the pod may have another drafter from now on."""
+        if drafter != self.drafter:
+            self.window, self.drafter = SlidingWindow(), drafter
 
     def next_delay(self) -> float:
         """Return the seconds until the next scrape."""

@@ -7,6 +7,9 @@ The window is from base to newest. It slides on (middle becomes base) when its y
 requests to stand alone. So it covers the last few minutes under load, reaches further back under little load, and stays as it is
 under none.
 
+A window is warm once its base is later than the engine's first sample by the warm-up. The base only moves on after a half with
+traffic.
+
 Guarantees: after a restart of the engine, or a long time without an answer, the window starts over. Nothing is counted twice or
 across a restart. It takes the memory of three samples, whatever happens. Not guaranteed: persistence over a restart of the
 operator; metrics return with the second sample.
@@ -36,10 +39,11 @@ class _TimedSample:
 class SlidingWindow:
     """Sliding window of one pod. Times are in seconds of any one clock."""
 
-    __slots__ = ("_base", "_middle", "_newest", "_run_id", "_sums", "_sums_newest")
+    __slots__ = ("_base", "_first_sampled_at", "_middle", "_newest", "_run_id", "_sums", "_sums_newest")
 
     def __init__(self) -> None:
         self._run_id: str | None = None
+        self._first_sampled_at = 0.0
         self._base: _TimedSample | None = None
         self._middle: _TimedSample | None = None
         self._newest: _TimedSample | None = None
@@ -58,6 +62,7 @@ class SlidingWindow:
             or isinstance(diff_samples(newest.sample, sample), CounterReset)
         ):
             self._run_id, self._base, self._middle, self._newest = run_id, timed_sample, timed_sample, timed_sample
+            self._first_sampled_at = sampled_at
             return
         self._newest = timed_sample
         half = diff_samples(self._middle.sample, sample)
@@ -76,13 +81,14 @@ class SlidingWindow:
         difference = diff_samples(self._base.sample, self._newest.sample)
         return None if isinstance(difference, CounterReset) else difference
 
-    def sums(self, now: float, stale_after_seconds: float) -> MetricSums | None:
+    def sums(self, now: float, stale_after_seconds: float, warmup_seconds: float) -> MetricSums | None:
         """Return the sums that the pod's metrics are computed from. They are computed once per sample."""
         if self._newest is None or now - self._newest.sampled_at > stale_after_seconds:
             return None
         if self._newest is not self._sums_newest:
             counters, self._sums_newest = self.counters(now, stale_after_seconds), self._newest
-            self._sums = None if counters is None else MetricSums.from_window(counters)
+            is_warm = self._base is not None and self._base.sampled_at - self._first_sampled_at >= warmup_seconds
+            self._sums = None if counters is None else MetricSums.from_window(counters, is_warm=is_warm)
         return self._sums
 
 

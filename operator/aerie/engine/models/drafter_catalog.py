@@ -2,7 +2,8 @@
 
 A target is recognised by its name, by its name without owner and without the suffix of a quantised copy, or by the sizes in its
 config. Only a name is a sufficient reason to select a drafter automatically. Models of the same sizes may be very different: then
-the drafter starts, and none of its tokens are accepted.
+the drafter starts, and none of its tokens are accepted. A row also needs a reason to be selected, its field `automatic`: a commit
+says which files are used, and not that they fit the target.
 
 Guarantees: pure except that it reads its own rows. The order of matches is total: name before copy before sizes, then EAGLE 3.1
 before EAGLE 3 before unsupported kinds, then the order of the rows. An invalid row of a user is a CatalogError that names row and
@@ -15,7 +16,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from importlib import resources
@@ -59,6 +60,17 @@ class ModelShape:
     vocab_size: int
 
 
+class AutomaticReason(Enum):
+    """Why a row may be selected for a resource that names no drafter. The value is its spelling in catalog.toml."""
+
+    OWN = "own"
+    """A user's own row: adding it is the decision. No published row has this reason."""
+    CHECKED = "checked"
+    """Preflight read the published files of drafter and target at the row's commit, and passed. The row has the day."""
+    EARLIER_DEFAULT = "earlier default"
+    """Aerie selected it before published files had to be checked. They are not, but the selection for its targets is stable."""
+
+
 @dataclass(frozen=True)
 class CatalogEntry:
     """One drafter for one target."""
@@ -70,6 +82,8 @@ class CatalogEntry:
     kind: DrafterKind
     source: str
     """The place of its publication."""
+    read: str = ""
+    """The day, or the month, when the source was read."""
     num_speculative_tokens: int | None = None
     """The value of num_speculative_tokens in the source."""
     acceptance: Mapping[str, float] = field(default_factory=dict)
@@ -78,6 +92,17 @@ class CatalogEntry:
     notes: str = ""
     revision: str | None = None
     """Commit of the repository, if the row pins one."""
+    reported_revision: str | None = None
+    """Commit that the row reports without pinning it: such a row is not selected."""
+    automatic: AutomaticReason | None = None
+    """Why the row may be selected. None: it is listed, and used only where a resource names its drafter."""
+    checked: str = ""
+    """The day when preflight passed with the published files. Only with AutomaticReason.CHECKED."""
+    revision_source: str = ""
+    """The set-ups that name the commit."""
+    licence: str = ""
+    """Licence of the drafter as its model card declares it. Empty: unknown."""
+    licence_source: str = ""
 
 
 MatchReason = Literal["name", "copy", "sizes"]
@@ -138,15 +163,21 @@ class DrafterCatalog:
         return sorted(matches, key=lambda match: (_MATCH_REASONS.index(match.reason), kinds.index(match.entry.kind)))
 
     def select_drafter(self, target: str, config: Mapping[str, Any] | None = None) -> CatalogEntry | NoMatchingDrafter:
-        """Select the drafter for a resource that names none: the first pinned one for exactly this target, or a message.
+        """Select the drafter for a resource that names none: the first automatic one for exactly this target, or a message.
 
         The order is that of `find_matches`: EAGLE 3.1 before EAGLE 3. The entry has a repository and a revision.
         """
         matches = [match for match in self.find_matches(target, config) if match.entry.kind.is_supported and match.entry.repo]
         name_matches = [match.entry for match in matches if match.reason != "sizes"]
-        if pinned := next((entry for entry in name_matches if entry.revision is not None), None):
-            return pinned
+        if automatic := next((entry for entry in name_matches if entry.automatic is not None), None):
+            return automatic
         problem = f"spec.drafter is missing, and the catalog has no drafter for {target}"
+        if pinned := next((entry for entry in name_matches if entry.revision is not None), None):
+            return NoMatchingDrafter(
+                f"{problem} whose files were checked; it has {pinned.repo} ({pinned.kind.display_name}), unchecked: set it in "
+                f"spec.drafter.source.huggingFace, {{repo: {pinned.repo}, revision: {pinned.revision}}}, and preflight checks "
+                f"it. {_SERVE_WITHOUT_DRAFTER_HINT}"
+            )
         if name_matches:
             drafters = ", ".join(f"{entry.repo} ({entry.kind.display_name})" for entry in name_matches)
             return NoMatchingDrafter(
@@ -177,9 +208,17 @@ class DrafterCatalog:
         if match.reason == "sizes":
             return "possibly for another target"
         if entry.revision is None:
-            return "no verified commit"
+            return "reported commit only" if entry.reported_revision else "no verified commit"
+        if entry.automatic is None:
+            return "files not checked"
         selected = self.select_drafter(target, config)
-        return "selected" if selected is entry else "another row takes precedence"
+        if selected is not entry:
+            return "another row takes precedence"
+        return {
+            AutomaticReason.OWN: "selected",
+            AutomaticReason.CHECKED: f"selected (checked {entry.checked})",
+            AutomaticReason.EARLIER_DEFAULT: "selected (earlier default, files not checked)",
+        }[entry.automatic]
 
     def nearest_targets(self, target: str, count: int = 3) -> list[str]:
         """Return names of targets that resemble this one, the nearest first."""
@@ -201,7 +240,9 @@ def parse_catalog(text: str) -> DrafterCatalog:
     tables = document.get("shape", {})
     shapes = {name: _parse_shape(f"[shape.{name}]", table) for name, table in tables.items()}
     rows = document.get("drafter", [])
-    return DrafterCatalog(tuple(_parse_entry(_row_label(number, row), row, shapes) for number, row in enumerate(rows, 1)))
+    return DrafterCatalog(
+        tuple(_parse_published_entry(_row_label(number, row), row, shapes) for number, row in enumerate(rows, 1))
+    )
 
 
 _QUANTIZATION_SUFFIX = re.compile(
@@ -232,7 +273,14 @@ def _matches_shape(shape: ModelShape, config: Mapping[str, Any]) -> bool:
 # -- Parsing rows ---------------------------------------------------------------------------------------------------------
 
 _REPOSITORY_PATTERN = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_ENTRY_FIELDS = ("targets", "repo", "kind", "source", "num_speculative_tokens", "acceptance", "shape", "notes", "revision")
+_TEXT_FIELDS = ("read", "notes", "revision_source", "licence", "licence_source")
+_REVISION_FIELDS = ("revision", "reported_revision")
+_AUTOMATIC_FIELDS = ("automatic", "checked")
+_ENTRY_FIELDS = (
+    *("targets", "repo", "kind", "source", "num_speculative_tokens", "acceptance", "shape"),
+    *_REVISION_FIELDS,
+    *_TEXT_FIELDS,
+)
 
 
 def _row_label(number: int, row: Any) -> str:
@@ -243,7 +291,26 @@ def _row_label(number: int, row: Any) -> str:
 def _parse_user_entry(name: str, text: str) -> CatalogEntry:
     label = f"the catalog entry '{name}'"
     row = _parse_toml(text, label)
-    return _parse_entry(label, {"source": "your own entry", **row}, {})
+    entry = _parse_entry(label, {"source": "your own entry", **row}, {})
+    return replace(entry, automatic=AutomaticReason.OWN if entry.revision else None)
+
+
+def _parse_published_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> CatalogEntry:
+    """Parse a row with the fields that only a published row has."""
+    reason, checked = (row.get("automatic"), row.get("checked")) if isinstance(row, dict) else (None, None)
+    others = {name: value for name, value in row.items() if name not in _AUTOMATIC_FIELDS} if isinstance(row, dict) else row
+    entry = _parse_entry(label, others, shapes)
+    if reason is None and checked is None:
+        return entry
+    reasons = [AutomaticReason.CHECKED.value, AutomaticReason.EARLIER_DEFAULT.value]
+    if reason not in reasons:
+        raise _field_error(label, "automatic", reason, f"one of {', '.join(reasons)}")
+    if entry.revision is None:
+        raise _field_error(label, "revision", None, "the commit, as the row has the field 'automatic'")
+    is_day = isinstance(checked, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", checked) is not None
+    if is_day is not (reason == AutomaticReason.CHECKED.value) or not (is_day or checked is None):
+        raise _field_error(label, "checked", checked, 'a day such as "2026-11-28" with automatic = "checked", else left out')
+    return replace(entry, automatic=AutomaticReason(reason), checked=checked or "")
 
 
 def _parse_toml(text: str, label: str) -> dict[str, Any]:
@@ -269,9 +336,11 @@ def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> Cata
     kind, repo = DrafterKind(row["kind"]), row.get("repo")
     if not (_is_repository(repo) or (repo is None and kind is DrafterKind.MTP)):
         raise _field_error(label, "repo", repo, 'the drafter\'s repository, such as "owner/name"')
-    revision = row.get("revision")
-    if revision is not None and not (isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision)):
-        raise _field_error(label, "revision", revision, "a full commit, 40 characters of 0-9 and a-f")
+    for field_name in _REVISION_FIELDS:
+        revision = row.get(field_name)
+        if revision is not None and not (isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision)):
+            raise _field_error(label, field_name, revision, "a full commit, 40 characters of 0-9 and a-f")
+    texts: dict[str, Any] = {name: _read_text(label, row, name, required=False) for name in _TEXT_FIELDS}
     return CatalogEntry(
         targets=tuple(targets),
         repo=repo,
@@ -280,8 +349,9 @@ def _parse_entry(label: str, row: Any, shapes: Mapping[str, ModelShape]) -> Cata
         num_speculative_tokens=_read_tokens(label, row.get("num_speculative_tokens")),
         acceptance=_read_acceptance(label, row.get("acceptance", {})),
         shape=_read_shape(label, row.get("shape"), shapes),
-        notes=_read_text(label, row, "notes", required=False),
-        revision=revision,
+        revision=row.get("revision"),
+        reported_revision=row.get("reported_revision"),
+        **texts,
     )
 
 

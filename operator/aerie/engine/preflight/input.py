@@ -38,8 +38,9 @@ class PreflightInput:
     """Memory of one GPU, as set by the user."""
     gpu_count: int | None = None
     """GPUs of one pod. None: it requests none, or an unknown number."""
-    gpu_resource: str = "nvidia.com/gpu"
-    """The resource that the pod requests: the name of an extended resource, or the description of a claim. Empty: none."""
+    gpu_resource: str | None = "nvidia.com/gpu"
+    """The resource that the pod requests: the name of an extended resource, or the description of a claim. Empty: none. None:
+    no pod is known."""
 
     @cached_property
     def target_model(self) -> TargetModel:

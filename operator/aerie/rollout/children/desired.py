@@ -21,8 +21,9 @@ from aerie.manifests import (
     network,
     plugin_config_map,
     preflight_job,
+    recorder,
 )
-from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, with_digest
+from aerie.manifests.apply_diff import APPLIED_DIGEST_ANNOTATION, needs_apply, with_digest
 from aerie.manifests.calibration_config_map import calibration_config_map_name
 from aerie.manifests.rollout_history_config_map import rollout_history_config_map_name
 from aerie.manifests.tuning_config_map import tuning_config_map_name
@@ -30,6 +31,7 @@ from aerie.rollout.canary.analysis_run import calibration_record
 from aerie.rollout.capacity.arms import count_missing_ready_pods
 from aerie.rollout.capacity.traffic_weights import TOTAL_WEIGHT
 from aerie.rollout.children import tuning_record
+from aerie.rollout.children.request_copies import find_copy_service, find_shadow_service
 from aerie.rollout.facts.pod_address import find_engine_url
 from aerie.rollout.facts.pod_failures import is_pod_ready
 from aerie.rollout.facts.snapshot import KubernetesObject, Snapshot, is_owned_by, read_labels
@@ -55,6 +57,7 @@ def build_desired_objects(
         *_build_disruption_budgets(resource, progression),
     ]
     objects += _build_evaluator(snapshot, progression, runner)
+    objects += _build_recorder(resource, runner)
     objects += _build_traffic_objects(snapshot, desired, progression)
     needs_record = progression.needs_preflight_job or desired.revision in (
         progression.stable_revision,
@@ -123,7 +126,7 @@ def _build_traffic_objects(snapshot: Snapshot, desired: DesiredRevision, progres
         weights = {"stable": 0, arm: TOTAL_WEIGHT}
     else:
         weights = {"stable": TOTAL_WEIGHT}
-    yield network.build_http_route(resource, weights, _find_shadow_service(resource, progression))
+    yield network.build_http_route(resource, weights, find_copy_service(snapshot, progression))
 
 
 def _build_evaluator(
@@ -149,8 +152,25 @@ def _build_evaluator(
         if (pod["metadata"]["name"], pod["metadata"].get("uid")) in names and (url := find_engine_url(pod)) is not None:
             assert rollout.first_window_seconds is not None, "it is set with the phase"
             yield evaluator.build_evaluator_deployment(resource, pod, url, rollout.first_window_seconds, config)
-    if _find_shadow_service(resource, progression) is not None:
+    if find_shadow_service(resource, progression) is not None:
         yield evaluator.build_evaluator_service(resource)
+
+
+def _build_recorder(resource: SpeculativeDeployment, config: preflight_job.PreflightJobConfig) -> Iterator[dict[str, Any]]:
+    """Yield the objects of the recorder, if there is a gateway that can send it copies of requests."""
+    capture = resource.spec.capture
+    if capture is not None and resource.spec.rollout.traffic.gateway is not None:
+        yield recorder.build_recorder_service(resource)
+        yield recorder.build_recorder_deployment(resource, capture, config)
+
+
+def is_recorder_applied(snapshot: Snapshot, config: preflight_job.PreflightJobConfig) -> bool:
+    """Return whether the live recorder is as the spec requests it."""
+    resource = snapshot.resource
+    return not any(
+        needs_apply(snapshot.cluster.child(item["kind"], item["metadata"]["name"]), with_digest(with_owner(resource, item)))
+        for item in _build_recorder(resource, config)
+    )
 
 
 def _find_control_pods(snapshot: Snapshot, stable_revision: str, count: int) -> dict[str, KubernetesObject]:
@@ -164,15 +184,6 @@ def _find_ready_pods(pods: Iterable[KubernetesObject]) -> dict[str, KubernetesOb
     """Return the ready pods by the address of the engine, in the order of the pods' names."""
     ready = sorted(filter(is_pod_ready, pods), key=lambda pod: str(pod["metadata"]["name"]))
     return {url: pod for pod in ready if (url := find_engine_url(pod)) is not None}
-
-
-def _find_shadow_service(resource: SpeculativeDeployment, progression: Progression) -> str | None:
-    """Return the Service that gets copies of users' requests; None for none."""
-    is_evaluating = (
-        progression.in_place is not None and progression.in_place.phase == "Evaluating"
-    ) or progression.evaluates_canary
-    is_mirrored = resource.spec.rollout.shadow_source == "Mirror"
-    return evaluator.evaluator_name(resource.metadata.name) if is_evaluating and is_mirrored else None
 
 
 def _build_deployments(snapshot: Snapshot, desired: DesiredRevision, progression: Progression) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,10 @@ A status that followed every scrape would be written with every scrape. So a val
 tolerance, which exceeds the noise of the scraper's windows. Then all three are rewritten. Where a value is unknown, the last one
 stays: an arm without traffic shows what it achieved when it had some.
 
+The stable arm also has a reference, which its acceptance length is compared with. Where no comparison gave it, it is that of the
+first windows that hold enough (`aerie.analysis.reference`), without the warm-up of each engine. It is set once and then stays, so
+a slow decrease is seen too.
+
 Guarantee: metrics belong to one revision; another revision in the same arm starts without any. Not guaranteed: that a value is
 fresh, or that two values are comparable. The canary's analysis reads counters, not these values.
 """
@@ -16,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from aerie.analysis.post_promotion import MAX_NOISE_ACCEPTED_PER_DRAFT
+from aerie.analysis.reference import AcceptanceCounts
 from aerie.analysis.state import MIN_DRAFTS_FOR_ZERO_ACCEPTANCE
-from aerie.api.status import Arm
+from aerie.api.status import Arm, InPlaceRollout
 from aerie.engine.metrics.sample import Counters
 
 
@@ -34,6 +39,10 @@ class ArmMetrics:
     """Seconds, averaged over requests."""
     acceptance_by_position: tuple[float, ...] = field(default=(), compare=False)
     """Share of drafts whose first, second, ... token is accepted; empty without drafts. The status does not show it."""
+    reference_acceptance_length: float | None = field(default=None, compare=False)
+    """Acceptance length of the engines that are warm; None while they have counted too little for a reference."""
+    standard_error: float = field(default=0.0, compare=False)
+    """Relative standard error of the acceptance length; infinite where too little is counted to compare it."""
 
 
 _RELATIVE_TOLERANCES: Mapping[str, float] = {"acceptance_length": 0.03, "time_per_output_token": 0.1, "time_to_first_token": 0.2}
@@ -44,6 +53,18 @@ MIN_ACCEPTANCE_LENGTH = 1.0
 """Displayed acceptance length of a drafter of which next to nothing is accepted."""
 
 _ArmT = TypeVar("_ArmT", bound=Arm)
+
+
+class CountedDrafter(NamedTuple):
+    """The drafter of which a pod's counters are; while it stays the same, a window is of one drafter."""
+
+    promoted: str | None = None
+    """Revision of the drafter that was promoted in place; None for the drafter of the pods' own revision."""
+    trial: str | None = None
+    """Revision of the rollout in place that is in progress: pods change their drafter meanwhile."""
+
+
+OWN_DRAFTER = CountedDrafter()
 
 
 class MetricSums(NamedTuple):
@@ -60,10 +81,12 @@ class MetricSums(NamedTuple):
     first_tokens: float
     accepted_by_position: tuple[float, ...] = ()
     """Drafts accepted up to and including the first, second, ... token."""
+    warm: AcceptanceCounts = AcceptanceCounts()
+    """Acceptance of the engines that are warm."""
 
     @classmethod
-    def from_window(cls, window: Counters) -> MetricSums:
-        """Return the sums of a window."""
+    def from_window(cls, window: Counters, *, is_warm: bool = False) -> MetricSums:
+        """Return the sums of a window. `is_warm`: it began after the warm-up of its engine."""
         speculation = window.speculation
         return cls(
             None if speculation is None else len(speculation.accepted_per_position),
@@ -74,6 +97,9 @@ class MetricSums(NamedTuple):
             window.time_to_first_token.sum,
             window.first_tokens,
             () if speculation is None else speculation.accepted_per_position,
+            AcceptanceCounts(window.first_tokens, speculation.drafts, speculation.accepted)
+            if speculation is not None and is_warm
+            else AcceptanceCounts(),
         )
 
     def add(self, other: MetricSums) -> MetricSums | None:
@@ -90,6 +116,7 @@ class MetricSums(NamedTuple):
             self.first_token_seconds + other.first_token_seconds,
             self.first_tokens + other.first_tokens,
             tuple(own + added for own, added in pairs),
+            self.warm.add(other.warm),
         )
 
     @property
@@ -109,6 +136,8 @@ class MetricSums(NamedTuple):
             _mean_seconds(self.step_seconds, self.tokens_after_first),
             _mean_seconds(self.first_token_seconds, self.first_tokens),
             tuple(accepted / self.drafts for accepted in self.accepted_by_position) if self.drafts > 0 else (),
+            self.warm.reference_length,
+            AcceptanceCounts(self.first_tokens, self.drafts, self.accepted_tokens).standard_error,
         )
 
 
@@ -155,6 +184,25 @@ def with_arm_metrics(arm: _ArmT, previous_arm: Arm | None, measured: ArmMetrics 
     )
     shown = current if measured is None else (merge_metrics if status_changes else debounce_metrics)(current, measured)
     return arm.model_copy(update={name: getattr(shown, name) for name in _RELATIVE_TOLERANCES})
+
+
+def awaits_reference(stable: Arm | None, rollout: InPlaceRollout | None) -> bool:
+    """Return whether the stable arm has no reference yet, and its pods can give it.
+
+    Pods that alternate between two drafters cannot. Nor can they where the load decides how much is drafted: their acceptance
+    length changes with it.
+    """
+    if stable is None or rollout is not None or stable.reference_acceptance_length is not None:
+        return False
+    return stable.setting is not None and stable.setting.mode == "Static"
+
+
+def identify_counted_drafter(revision: str, stable: Arm | None, rollout: InPlaceRollout | None) -> CountedDrafter:
+    """Return which drafters the pods of a revision may serve with. `stable`, `rollout`: of the status."""
+    if stable is None or stable.revision != revision:
+        return OWN_DRAFTER
+    promoted = stable.in_place.revision if stable.in_place is not None else None
+    return CountedDrafter(promoted, rollout.revision if rollout is not None else None)
 
 
 def _exceeds_tolerance(before: float | None, after: float | None, tolerance: float) -> bool:

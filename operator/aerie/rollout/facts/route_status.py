@@ -36,6 +36,14 @@ def route_rejection_message(snapshot: Snapshot) -> str:
     return f"Gateway {parent_key[1]}/{parent_key[0]}{section} does not accept HTTPRoute {resource.metadata.name} ({cause})."
 
 
+def is_route_status_current(snapshot: Snapshot, *, unknown: bool) -> bool:
+    """Return whether the gateway status is of the present spec of the route; `unknown` where it does not say."""
+    route = snapshot.cluster.child("HTTPRoute", snapshot.resource.metadata.name)
+    conditions = read_accepted_conditions(snapshot.resource, route) if route is not None else []
+    observed = {condition.get("observedGeneration") for _, condition in conditions} - {None}
+    return route["metadata"].get("generation") in observed if route is not None and observed else unknown
+
+
 def route_rejected_since(snapshot: Snapshot) -> datetime | None:
     """Return since when no gateway accepts the route; None where one does, or none has status yet."""
     route = snapshot.cluster.child("HTTPRoute", snapshot.resource.metadata.name)

@@ -16,6 +16,7 @@ from aerie.rollout.in_place.return_pods import plan_returns
 from aerie.rollout.in_place.state_machine import Trigger
 from aerie.rollout.in_place.step import Step, find_unreturned
 from aerie.rollout.in_place.transition import InPlaceTransition, build_in_place_outcome, find_candidate
+from aerie.rollout.in_place.trial import resume_trial
 
 
 def end_impossible(step: Step, trigger: Trigger) -> InPlaceTransition:
@@ -58,8 +59,21 @@ def end_promoted(step: Step) -> InPlaceTransition:
         candidate,
         plan_returns(step.pods, candidate, step.now)[0],
         build_in_place_outcome(step.rollout, "Promoted", reason, step.stable, analysis, step.now),
+        _read_reference_length(step),
         requeue_after=timedelta(0),
     )
+
+
+def _read_reference_length(step: Step) -> float | None:
+    """Return the acceptance length of the drafter under users' requests; None where it is unknown, or the load decides it.
+
+    A shadow evaluation has other requests, or copies of them in one pod.
+    """
+    analysis, setting = step.analysis, step.stable.setting
+    if analysis is None or analysis.design != "ByTurns" or setting is None or setting.mode != "Static":
+        return None
+    trial = resume_trial(step.rollout, analysis.parameters)
+    return None if trial is None else trial.state.canary_acceptance.reference_length
 
 
 def end_returned(step: Step) -> InPlaceTransition:

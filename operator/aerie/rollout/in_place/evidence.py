@@ -32,6 +32,7 @@ from aerie.analysis.measurement.counts import SampleProjection, read_counters
 from aerie.analysis.switchback.design import Window, drafter_in_window
 from aerie.analysis.switchback.plan import WindowCounts
 from aerie.analysis.switchback.state import add_window, close_pair
+from aerie.api.speculation import MAX_SPECULATIVE_TOKENS
 from aerie.api.status import InPlaceRollout
 from aerie.engine.drafter_endpoint.calls import LoadDrafter
 from aerie.engine.drafter_endpoint.state import DrafterState, DrafterWindow, WindowCursor
@@ -205,5 +206,5 @@ def _read_counts(reported: Sequence[DrafterWindow], digest: str | None, window: 
 
 def convert_counters(counters: Counters) -> WindowCounts:
     """Return what the test needs of a window's counters."""
-    snapshot = read_counters(build_sample(counters), SampleProjection(draft_positions=1))
+    snapshot = read_counters(build_sample(counters), SampleProjection(MAX_SPECULATIVE_TOKENS))
     return WindowCounts.from_engine_counts(snapshot.counts)

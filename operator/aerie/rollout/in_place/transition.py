@@ -29,6 +29,8 @@ class InPlaceTransition:
     """The drafter that new pods come to, where it may not be that of their revision."""
     drafters: tuple[PodDrafterPlan, ...] = ()
     outcome: RolloutOutcome | None = None
+    reference_acceptance_length: float | None = None
+    """Acceptance length that the drafter had in its trial, where it is promoted and enough was counted."""
     obstacle: str = ""
     """Why the rollout cannot be in place, found before anything has changed; empty if it can."""
     requeue_after: timedelta | None = None

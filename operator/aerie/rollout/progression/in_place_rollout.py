@@ -103,6 +103,7 @@ def _apply_transition(context: ProgressionContext, transition: InPlaceTransition
         stable_in_place=transition.stable_in_place,
         expected_drafter=transition.expected_drafter,
         drafters=transition.drafters,
+        reference_acceptance_length=transition.reference_acceptance_length,
         needs_preflight_job=rollout is not None and rollout.revision == context.desired.revision,
     )
     if outcome is not None and is_rejected and outcome.revision == context.desired.revision:

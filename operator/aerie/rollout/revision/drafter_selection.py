@@ -1,9 +1,9 @@
-"""Selection of a drafter for a resource that names none: the first pinned one of the catalog, and always the same for one
-target.
+"""Selection of a drafter for a resource that names none: the first automatic one of the catalog, and always the same for
+one target.
 
     spec.drafter is set ───────────────────────────────► that one
     pods were created with a selection for this target ► that selection, whatever the catalog contains now
-    otherwise ─────────────────────────────────────────► the catalog's first for the target that has a commit
+    otherwise ─────────────────────────────────────────► the catalog's first for the target that may be selected
 
 The selection is recorded in the status, and stays from the first pod on. So neither a new entry of the catalog nor an upgrade
 of Aerie starts a rollout, and a target that is tried and reverted gets the same drafter again. To use another drafter, set

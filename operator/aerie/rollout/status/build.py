@@ -6,15 +6,24 @@ only when something has happened.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from aerie.analysis import post_promotion
-from aerie.api.status import Arm, CanaryArm, PreviousArm, Status
+from aerie.analysis.reference import has_regressed
+from aerie.api.status import Arm, CanaryArm, Condition, PreviousArm, Status
+from aerie.manifests.preflight_job import PreflightJobConfig
 from aerie.rollout.capacity.traffic_weights import weight_to_percent
 from aerie.rollout.conditions import DEGRADED, READY, ConditionUpdate, build_conditions
-from aerie.rollout.facts.arm_metrics import MIN_ACCEPTANCE_LENGTH, with_arm_metrics
+from aerie.rollout.facts.arm_metrics import (
+    MIN_ACCEPTANCE_LENGTH,
+    ArmMetrics,
+    awaits_reference,
+    identify_counted_drafter,
+    with_arm_metrics,
+)
 from aerie.rollout.facts.route_status import check_route_status_timeout, route_rejection_message
 from aerie.rollout.facts.snapshot import ClusterState, Snapshot
 from aerie.rollout.progression.progression import Progression
@@ -22,6 +31,7 @@ from aerie.rollout.progression.retry_request import read_retry_request
 from aerie.rollout.progression.user_request import read_user_request
 from aerie.rollout.revision.desired import DesiredRevision
 from aerie.rollout.revision.recovery import read_recorded_arm, with_served_drafter
+from aerie.rollout.status.capture import build_capture_condition
 from aerie.rollout.status.hold import VERSION_SKEW, find_hold_condition
 from aerie.rollout.status.subscriptions import build_subscribed_condition
 from aerie.rollout.trials.effective_setting import EffectiveSetting, TrialDecision
@@ -29,9 +39,6 @@ from aerie.rollout.trials.status import build_tuning_status
 
 MAX_HISTORY_OUTCOMES = 10
 METRICS_UNAVAILABLE: Final = "MetricsUnavailable"
-MAX_ACCEPTANCE_LENGTH_DROP = 0.15
-"""Share by which the acceptance length may drop below that of the promotion before it causes a warning. There is no reference
-beside the stable pods, and requests of another hour may cause a difference of some percent."""
 _ArmT = TypeVar("_ArmT", bound=Arm)
 
 
@@ -43,8 +50,10 @@ def build_status(
     now: datetime,
     effective: EffectiveSetting,
     trial_decision: TrialDecision,
+    runner: PreflightJobConfig,
 ) -> Status:
-    """Return the status. `name_conflicts`: objects of other owners that have a name which Aerie needs."""
+    """Return the status. `name_conflicts`: objects of other owners that have a name which Aerie needs. `runner`: the operator's
+    own config of Jobs and of the recorder."""
     resource = snapshot.resource
     previous_status = resource.status or Status()
     stable = _build_stable_arm(snapshot, desired, progression, previous_status)
@@ -55,6 +64,7 @@ def build_status(
     arms = [arm for arm in (*serving_arms, previous if progression.routes_to_all_pods else None) if arm is not None]
     tuning = build_tuning_status(snapshot, effective, trial_decision, progression, stable, now)
     subscribed = build_subscribed_condition(resource, snapshot.operator.notification_receivers)
+    capture = build_capture_condition(snapshot, progression, name_conflicts, runner)
     conditions = [
         _build_ready_condition(snapshot, stable, canary, progression),
         progression.progressing,
@@ -62,6 +72,7 @@ def build_status(
         _build_degraded_condition(snapshot, progression, name_conflicts, stable, now),
         *([tuning.condition] if tuning.condition is not None else []),
         *([subscribed] if subscribed is not None else []),
+        *([capture] if capture is not None else []),
     ]
     return Status(
         observed_generation=resource.metadata.generation,
@@ -108,9 +119,20 @@ def _build_stable_arm(
         last_arm.reference_acceptance_length if last_arm is not None and last_arm.served_revision == arm.served_revision else None
     )
     arm = arm.model_copy(update={"reference_acceptance_length": reference_acceptance_length})
-    # Pods that alternate between two drafters say nothing about either of them.
-    metrics = snapshot.arm_metrics(arm.revision) if progression.in_place is None else None
+    metrics = _find_stable_metrics(snapshot, arm, progression, previous_status)
+    if metrics is not None and awaits_reference(arm, progression.in_place):
+        arm = arm.model_copy(update={"reference_acceptance_length": metrics.reference_acceptance_length})
     return with_arm_metrics(arm, last_arm, metrics, status_changes=_has_analysis_advanced(progression, previous_status))
+
+
+def _find_stable_metrics(snapshot: Snapshot, stable: Arm, progression: Progression, previous_status: Status) -> ArmMetrics | None:
+    """Return the metrics of the stable pods as far as they are of one drafter.
+
+    Pods that alternate between two drafters say nothing about either of them, and neither do windows from before a change.
+    """
+    counted = identify_counted_drafter(stable.revision, previous_status.stable, previous_status.in_place_rollout)
+    is_of_drafter = identify_counted_drafter(stable.revision, stable, progression.in_place) == counted and counted.trial is None
+    return snapshot.arm_metrics(stable.revision) if is_of_drafter else None
 
 
 def _has_analysis_advanced(progression: Progression, previous_status: Status) -> bool:
@@ -243,8 +265,8 @@ def _build_degraded_condition(
         return ConditionUpdate(DEGRADED, "True", METRICS_UNAVAILABLE, source_error)
     if snapshot.cluster.crd_problem:
         return ConditionUpdate(DEGRADED, "True", VERSION_SKEW, snapshot.cluster.crd_problem)
-    if (regression_condition := _build_regression_condition(stable)) is not None:
-        return regression_condition
+    if stable is not None and (regression := _find_regression(snapshot, progression, stable)) is not None:
+        return regression
     return ConditionUpdate(DEGRADED, "False", "AsExpected", "No problems detected.")
 
 
@@ -267,10 +289,26 @@ def _metrics_source_error(snapshot: Snapshot) -> str:
     return next(previous_messages, "")
 
 
-def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
-    """Return the warning that the stable pods' acceptance length is 1.00, or far below that of their promotion; None while
-    neither is so."""
-    if stable is None or stable.acceptance_length is None:
+def _find_regression(snapshot: Snapshot, progression: Progression, stable: Arm) -> ConditionUpdate | None:
+    """Return the warning about the acceptance length of the stable pods, from the present metrics and the status before."""
+    previous_status = snapshot.resource.status or Status()
+    last_stable = previous_status.stable
+    is_same_drafter = last_stable is not None and last_stable.served_revision == stable.served_revision
+    reported = (item for item in previous_status.conditions if (item.type, item.reason) == (DEGRADED, "AcceptanceRegression"))
+    metrics = _find_stable_metrics(snapshot, stable, progression, previous_status)
+    standard_error = metrics.standard_error if metrics is not None else math.inf
+    return _build_regression_condition(stable, standard_error, next(reported, None) if is_same_drafter else None)
+
+
+def _build_regression_condition(
+    stable: Arm, standard_error: float = 0.0, reported: Condition | None = None
+) -> ConditionUpdate | None:
+    """Return the warning that the stable pods' acceptance length is 1.00, or far below the reference; None if neither is so.
+
+    `standard_error`: of the acceptance length. `reported`: the warning of the status about the same drafter. It stays while too
+    little is counted.
+    """
+    if stable.acceptance_length is None:
         return None
     # In mode Adaptive, drafts that the engine trims count as rejected.
     is_adaptive = stable.setting is not None and stable.setting.mode == "Adaptive"
@@ -280,14 +318,15 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
         and not is_adaptive
     ):
         return ConditionUpdate(DEGRADED, "True", "DraftsRejected", _no_acceptance_message(stable))
-    drop = 1 - stable.acceptance_length / stable.reference_acceptance_length if stable.reference_acceptance_length else 0.0
-    if drop <= MAX_ACCEPTANCE_LENGTH_DROP:
+    reference = stable.reference_acceptance_length
+    if reference is None or not has_regressed(stable.acceptance_length, reference, standard_error, before=reported is not None):
         return None
+    if reported is not None and math.isinf(standard_error):
+        return ConditionUpdate(DEGRADED, "True", "AcceptanceRegression", reported.message)
     message = (
-        f"Acceptance length dropped to {stable.acceptance_length:.2f}, {100 * drop:.0f} % below the "
-        f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.served_revision}. The requests have "
-        "changed, or the drafter fits them less well. Aerie takes no action; consider a canary of a drafter trained on current "
-        "requests."
+        f"Acceptance length dropped to {stable.acceptance_length:.2f}, {100 * (1 - stable.acceptance_length / reference):.0f} % "
+        f"below the {reference:.2f} that revision {stable.served_revision} had before. The requests have changed, "
+        "or the drafter fits them less well. Aerie takes no action; consider a rollout of a drafter trained on current requests."
     )
     return ConditionUpdate(DEGRADED, "True", "AcceptanceRegression", message)
 
@@ -295,8 +334,8 @@ def _build_regression_condition(stable: Arm | None) -> ConditionUpdate | None:
 def _no_acceptance_message(stable: Arm) -> str:
     """Return what an acceptance length of 1.00 means."""
     if stable.reference_acceptance_length:
-        reference_length = f"{stable.reference_acceptance_length:.2f} at the promotion of revision {stable.served_revision}"
-        return f"Acceptance length is 1.00; it was {reference_length}. {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
+        before = f"revision {stable.served_revision} had {stable.reference_acceptance_length:.2f} before"
+        return f"Acceptance length is 1.00; {before}. {post_promotion.LOST_DRAFTER_WEIGHTS_MESSAGE}"
     return (
         "Acceptance length is 1.00: the target accepts almost no draft token of revision "
         f"{stable.served_revision}. If this was so from the start, the drafter does not fit the target or is not loaded "

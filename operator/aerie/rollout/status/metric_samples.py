@@ -112,7 +112,8 @@ ACCEPTANCE_LENGTH = _family(
     "arm",
 )
 PROMOTED_ACCEPTANCE_LENGTH = _family(
-    "aerie_promoted_acceptance_length", "Acceptance length with which the stable revision was promoted."
+    "aerie_promoted_acceptance_length",
+    "Reference of the stable revision: acceptance length in the comparison that promoted it, else in its first traffic.",
 )
 TIME_PER_OUTPUT_TOKEN = _family(
     "aerie_time_per_output_token_seconds",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import httpx
@@ -17,10 +20,13 @@ from aerie.controller.scraping.scrape_pool import MAX_CONCURRENT_SCRAPES, MAX_NO
 from aerie.controller.scraping.scraper import Scraper
 from aerie.controller.scraping.targets import EngineEndpoint, find_engine_endpoints
 from aerie.controller.work_queue import NamespacedName
+from aerie.engine.metrics.exposition import parse_exposition
 from aerie.engine.metrics.sample import Sample
 from aerie.rollout.facts.arm_metrics import ArmMetrics
 from tests.snapshots import build_snapshot
 from tests.unit.controller.scraped import AFTER, ARM_METRICS, BEFORE, OLD, ScraperHarness, deployment, pod, resource
+from tests.unit.rollout.in_place.fleet import Counts
+from tests.unit.rollout.in_place_world import build_in_place_rollout, served_drafter
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -183,6 +189,114 @@ def test_restarted_engine_starts_a_new_window(run: Run) -> None:
         harness.track(resource(), pod(status__containerStatuses=statuses))
         await harness.run_for(61)
         assert harness.scraper.metrics_by_deployment(key) == {}
+
+    run(scenario())
+
+
+class SteadyEngine:
+    """Samples of one pod, each 30 s, with 600 requests between two of them."""
+
+    def __init__(self, harness: PodScraperHarness, key: NamespacedName) -> None:
+        self.metrics, self.key, self.counts = harness.scraper.metrics, key, Counts()
+
+    async def sample(self, seconds: float, length: float = 2.5) -> list[float]:
+        """Record samples for these seconds, and return after how many of them there was news."""
+        news = []
+        for number in range(int(seconds / 30)):
+            await asyncio.sleep(30)
+            requests, counts = 600, self.counts
+            self.counts = Counts(
+                counts.tokens + 100 * requests, counts.steps + 100 * requests / length, counts.requests + requests
+            )
+            sample = dataclasses.replace(parse_exposition(BEFORE), counters=self.counts.since(Counts()))
+            ((name, target),) = self.metrics.targets.items()
+            self.metrics.record_sample(name, target, target.endpoint, partial(copy.copy, sample), None)
+            if self.metrics.has_news(self.key, 1, has_succeeded=True):
+                news.append(30.0 * (number + 1))
+        return news
+
+
+STEADY: dict[str, Any] = {"acceptanceLength": 2.5, "timePerOutputToken": 0.008, "timeToFirstToken": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("arm", "news"),
+    [
+        ({"setting": {"mode": "Static", "numSpeculativeTokens": 3}}, [480.0, 510.0]),
+        ({"setting": {"mode": "Static", "numSpeculativeTokens": 3}, "referenceAcceptanceLength": 2.7}, []),
+        ({"setting": {"mode": "Adaptive", "numSpeculativeTokens": 3}}, []),
+        ({}, []),
+    ],
+)
+def test_the_first_reference_is_news_after_the_warm_up(run: Run, arm: dict[str, Any], news: list[float]) -> None:
+    """Metrics that stay as they are shown enqueue nothing, and the reference has to be written all the same."""
+
+    async def scenario() -> None:
+        harness = PodScraperHarness(FakeEngines())
+        key = harness.track(resource(**STEADY, **arm), pod())
+        engine = SteadyEngine(harness, key)
+        assert await engine.sample(510) == news
+        assert harness.scraper.metrics_by_deployment(key)["chat-r1"].reference_acceptance_length == 2.5
+        harness.track(resource(**STEADY, **{**arm, "referenceAcceptanceLength": 2.5}), pod())
+        assert await engine.sample(510) == [], "it is written"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("conditions", "has_news"), [([], True), (["AcceptanceRegression"], False), (["PodFailure"], False)])
+def test_a_comparison_that_has_become_possible_is_news(run: Run, conditions: list[str], has_news: bool) -> None:
+    """The value was shown since a window that was too small to compare it."""
+
+    async def scenario() -> None:
+        harness = PodScraperHarness(FakeEngines())
+        document = resource(**STEADY, referenceAcceptanceLength=3.5).to_dict()
+        document["status"]["conditions"] = [
+            {
+                "type": "Degraded",
+                "status": "True",
+                "reason": reason,
+                "message": "",
+                "lastTransitionTime": "2026-03-01T14:00:00Z",
+                "observedGeneration": 1,
+            }
+            for reason in conditions
+        ]
+        key = harness.track(SpeculativeDeployment.from_dict(document), pod())
+        assert (await SteadyEngine(harness, key).sample(60) != []) is has_news
+
+    run(scenario())
+
+
+def test_windows_are_of_one_drafter(run: Run) -> None:
+    """A promotion in place neither restarts the engine nor its counters."""
+
+    async def scenario() -> None:
+        harness = PodScraperHarness(FakeEngines())
+        key = harness.track(resource(**STEADY), pod())
+        engine = SteadyEngine(harness, key)
+        await engine.sample(900)
+        drafter = served_drafter("r9").to_dict()
+        trial = build_in_place_rollout(revision="r9").to_dict()
+        changes: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {"inPlaceRollout": trial}), ({"inPlace": drafter}, {})]
+        for arm, status in changes:
+            changed = resource(**STEADY, **arm)
+            document = changed.to_dict()
+            harness.track(SpeculativeDeployment.from_dict({**document, "status": {**document["status"], **status}}), pod())
+            assert harness.scraper.metrics_by_deployment(key) == {}
+            await engine.sample(900, 3.0)
+            assert harness.scraper.metrics_by_deployment(key)["chat-r1"].acceptance_length == 3.0
+
+    run(scenario())
+
+
+def test_the_windows_of_a_canary_outlive_its_promotion(run: Run) -> None:
+    async def scenario() -> None:
+        harness = PodScraperHarness(FakeEngines())
+        key = harness.track(resource(rolling=True), pod(revision="r2"), revisions=("r1", "r2"))
+        engine = SteadyEngine(harness, key)
+        await engine.sample(600)
+        harness.track(resource(revision="r2"), pod(revision="r2"), revisions=("r2",))
+        assert harness.scraper.metrics_by_deployment(key)["chat-r2"].reference_acceptance_length == 2.5
 
     run(scenario())
 

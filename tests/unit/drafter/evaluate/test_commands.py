@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from aerie_drafter.checkpoint import Provenance, save_checkpoint
 from aerie_drafter.cli import run_cli
 from aerie_drafter.config import DrafterConfig, DrafterFamily
+from aerie_drafter.evaluate import offline
 from aerie_drafter.evaluate.acceptance import AcceptanceCounts
 from aerie_drafter.evaluate.offline import acceptance_to_json, sum_acceptance
 from aerie_drafter.model import Drafter
+from aerie_drafter.train.states import load_model
 from bundle.target import make_tokenizer
 
 
@@ -76,6 +79,48 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["total"]["drafts"] > 0
 
 
+def test_exact_acceptance_compares_two_drafters_with_a_copy(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["evaluate", str(folders / "prompts.jsonl"), "--target", str(folders / "target"), "--max-tokens", "8"]
+    arguments += ["--exact", "--drafter", str(folders / "three"), "-k", "2"]
+    assert run_cli([*arguments, "--versus", str(folders / "threeone"), "-o", "json", "--draws", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {row["temperature"] for row in report["acceptance"]} == {0, 0.7, 1}
+    assert {row["drafter"] for row in report["acceptance"]} == {"three", "threeone", "copy of the target"}
+    assert [row["category"] for row in report["gains"][:3]] == ["short", "long", "total"]
+    assert report["gains"][2]["low"] <= report["gains"][2]["gain"] <= report["gains"][2]["high"]
+    plot = tmp_path / "acceptance.svg"
+    assert run_cli([*arguments, "--versus", str(folders / "threeone"), "--temperature", "1", "--plot", str(plot)]) == 0
+    assert plot.stat().st_size > 1000
+    table = capsys.readouterr().out
+    assert "OF COPY" in table
+    assert "95 % INTERVAL" in table
+    assert run_cli([*arguments, "--temperature", "0", "--temperature", "1", "--by-length"]) == 0
+    table = capsys.readouterr().out
+    assert "PROMPT TOKENS" in table
+    assert "INTERVAL" not in table
+
+
+def test_two_drafters_share_a_target_in_memory(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded: list[str] = []
+
+    def load(target: str, *arguments: Any) -> Any:
+        loaded.append(target)
+        return load_model(target, *arguments)
+
+    monkeypatch.setattr(offline, "load_model", load)
+    target, prompts = ["--target", str(folders / "target"), "--max-tokens", "6"], str(folders / "prompts.jsonl")
+    drafters = [str(folders / "three"), str(folders / "threeone")]
+    versus = ["--exact", "--temperature", "0", "--drafter", drafters[0], "--versus", drafters[1]]
+    assert run_cli(["evaluate", prompts, *versus, *target]) == 0
+    assert run_cli(["drift", *drafters, "--prompts", prompts, *target]) == 0
+    assert len(loaded) == 2
+    assert "GAIN" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -84,6 +129,11 @@ def test_sampled_drafts_run_the_loop(folders: Path, capsys: pytest.CaptureFixtur
         (["--drafter", "three"], "--drafter and --target are required"),
         (["--drafter", "foreign", "--target", "target"], "it is for a target with vocab_size"),
         (["--url", "http://127.0.0.1:1", "--model", "m"], "no response"),
+        (["--exact", "--url", "http://127.0.0.1:1"], "--exact goes with --drafter and --target"),
+        (["--drafter", "three", "--target", "target", "--versus", "threeone"], "go with --exact"),
+        (["--drafter", "three", "--target", "target", "--plot", "plot.svg"], "go with --exact"),
+        (["--exact", "--drafter", "three", "--target", "target", "--plot", "plot.doc"], "a file ending in .svg or .png"),
+        (["--drafter", "three", "--target", "target", "--temperature", "0", "--temperature", "1"], "go with --exact"),
     ],
 )
 def test_contradictory_options_are_rejected(

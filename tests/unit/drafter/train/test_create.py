@@ -63,6 +63,14 @@ def test_a_deepseek_target_gets_latent_attention() -> None:
     Drafter(config)
 
 
+def test_layers_and_window_of_the_settings() -> None:
+    target = Qwen3Config(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=100)
+    config = build_drafter_config(DrafterSettings(num_layers=3, sliding_window=64), target)
+    assert (config.num_hidden_layers, config.sliding_window) == (3, 64)
+    with pytest.raises(ConfigError, match="latent attention ignores it"):
+        build_drafter_config(DrafterSettings(sliding_window=64), deepseek(rope_type="default"))
+
+
 def test_a_draft_vocabulary_larger_than_the_targets_is_rejected() -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size 101 is larger than vocab_size 100"):
         build_drafter_config(DrafterSettings(draft_vocab_size=101), deepseek(rope_type="default"))

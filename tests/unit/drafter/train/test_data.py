@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aerie_drafter.errors import DataError
-from aerie_drafter.train.data import Corpus, assemble_batch, encode_conversation, load_corpus, most_frequent_tokens, plan_batches
+from aerie_drafter.train.data import Corpus, assemble_batch, count_conversations, load_corpus, most_frequent_tokens, plan_batches
+from aerie_drafter.train.encode import encode_conversation
 
 Tokenizers = Callable[..., Any]
 
@@ -36,6 +37,10 @@ def decode_learned(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
                 runs.append([])
             runs[-1].append(token)
     return [tokenizer.decode(run) for run in runs]
+
+
+def _call(arguments: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
 
 
 def test_only_assistant_turns_and_their_end_tokens_are_learned(tokenizer_of: Tokenizers) -> None:
@@ -90,8 +95,17 @@ def test_the_error_of_a_template_is_reported(tokenizer_of: Tokenizers) -> None:
     [
         ("{", "a.jsonl:2: invalid JSON"),
         ("[1]", "a.jsonl:2: expected: an object, not a list."),
-        ('{"text": "x"}', "a.jsonl:2: expected: `messages`, or `prompt` with an optional `response`; found: text."),
+        (
+            '{"text": "x"}',
+            "a.jsonl:2: expected: `messages`, ShareGPT's `conversations`, or `prompt` with an optional `response`; found: text.",
+        ),
         ('{"prompt": "x", "response": null}', "a.jsonl:2: response is missing or null; expected: a string."),
+        ('{"prompt": "x", "response": "y\\ud83d"}', "a.jsonl:2: not valid Unicode: a lone surrogate \\ud83d"),
+        ('{"prompt": "x", "response": "y", "tools": [{"a\\udc00": 1}]}', "a.jsonl:2: not valid Unicode: a lone surrogate"),
+        (
+            json.dumps({"messages": [{"role": "user", "content": "x"}, _call(json.dumps({"city": "\ud83d"}))]}),
+            "a.jsonl:2: not valid Unicode: a lone surrogate \\ud83d",
+        ),
         ('{"messages": []}', "a.jsonl:2: messages is an empty list; expected: a list of at least one message."),
         ('{"messages": ["x"]}', "a.jsonl:2: messages[0] is a string; expected: an object with role and content."),
         ('{"messages": [{"role": "bot", "content": ""}]}', "a.jsonl:2: messages[0].role is 'bot'; expected: one of system,"),
@@ -101,10 +115,30 @@ def test_the_error_of_a_template_is_reported(tokenizer_of: Tokenizers) -> None:
 )
 def test_invalid_lines_are_reported(tokenizer_of: Tokenizers, tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "a.jsonl"
+    template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ m.tool_calls | tojson if m.tool_calls }}<end>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
     path.write_text('{"prompt": "a", "response": "b"}\n' + line + "\n")
     with pytest.raises(DataError) as caught:
-        load_corpus([path], tokenizer_of(), max_length=50)
+        load_corpus([path], tokenizer_of(template), max_length=50)
     assert message in str(caught.value)
+
+
+def test_invalid_conversations_are_omitted_if_the_settings_say_so(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    messages: list[str] = []
+    lines = ['{"prompt": "a", "response": "b"}', "{", '{"text": 1}', '{"prompt": "a"}', '{"prompt": "c", "response": "d"}']
+    lines.append('{"prompt": "e", "response": "\\ud83d"}')
+    path.write_text("\n".join(lines))
+    corpus = load_corpus([path], tokenizer_of(), max_length=50, skip_invalid=True, log_progress=messages.append)
+    assert len(corpus) == 2
+    assert messages[0] == "4 invalid conversations are omitted; the first are:"
+    assert [message.partition(": ")[0].strip() for message in messages[1:]] == [f"{path}:{number}" for number in (2, 3, 4, 6)]
+    load_corpus([path], tokenizer_of(), max_length=50, skip_invalid=True, cache_folder=tmp_path / "cache")
+    for cache in (None, tmp_path / "cache"):
+        with pytest.raises(DataError, match=r"a.jsonl:2: invalid JSON"):
+            load_corpus([path], tokenizer_of(), max_length=50, cache_folder=cache)
 
 
 def test_missing_and_binary_files_are_reported(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
@@ -130,6 +164,34 @@ def test_long_conversations_are_truncated_and_empty_ones_dropped(tokenizer_of: T
         load_corpus([path], tokenizer_of(), max_length=4)
 
 
+def test_conversations_without_an_answer_token_are_logged_also_from_the_cache(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [{"prompt": "p" * 30, "response": "r"}, {"prompt": "p", "response": "r" * 30}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    logged: list[str] = []
+    for _ in range(2):
+        logged.clear()
+        load_corpus([path], tokenizer_of(), max_length=20, cache_folder=tmp_path / "cache", log_progress=logged.append)
+        assert logged == ["1 of 2 conversations have no answer token in their first 20 tokens, and are omitted"]
+    logged.clear()
+    load_corpus([path], tokenizer_of(), max_length=50, log_progress=logged.append)
+    assert logged == []
+
+
+def test_conversations_with_an_answer_token_are_counted(tokenizer_of: Tokenizers, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    turns = [{"token_ids": [1, 2, 3, 4, 5, 6], "answer_spans": [[begin, 6]]} for begin in (3, 5)]
+    lines = [
+        {"prompt": "p" * 30, "response": "r"},
+        {"prompt": "p", "response": "r"},
+        {"prompt": "p", "response": "r", "sequences": turns},  # two sequences, and one conversation
+        {"prompt": "p", "response": "r", "sequences": turns[1:]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert count_conversations(path, tokenizer_of(), max_length=5) == (2, 4)
+    assert count_conversations(path, tokenizer_of(), max_length=6) == (3, 4)
+
+
 def test_the_cache_equals_the_corpus_and_detects_changes(
     tokenizer_of: Tokenizers, tmp_path: Path, write_conversations: Callable[..., Path]
 ) -> None:
@@ -138,14 +200,14 @@ def test_the_cache_equals_the_corpus_and_detects_changes(
     cached = load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
     assert torch.equal(first.tokens, cached.tokens)
     assert torch.equal(first.loss_mask, cached.loss_mask)
-    assert len(list(cache.iterdir())) == 1
-    cached_file = next(cache.iterdir()) / "corpus.safetensors"
+    assert len(list(cache.glob("tokens-*"))) == 1
+    cached_file = next(cache.glob("tokens-*")) / "corpus.safetensors"
     cached_file.write_bytes(cached_file.read_bytes()[:40])  # truncated: it is recreated
     assert torch.equal(load_corpus([path], tokenizer, max_length=50, cache_folder=cache).end_offsets, first.end_offsets)
     load_corpus([path], tokenizer, max_length=40, cache_folder=cache)
     tokenizer.chat_template = "x" + tokenizer.chat_template
     load_corpus([path], tokenizer, max_length=50, cache_folder=cache)
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(cache.glob("tokens-*"))) == 3
 
 
 @given(

@@ -12,7 +12,12 @@ from aerie_drafter.train.progress import ConsoleReporter
 from aerie_drafter.train.trainer import EvaluationReport, StepReport
 from aerie_drafter.train.ttt import TrainingMetrics
 
-TALLY = TrainingMetrics(torch.tensor([[10.0, 10.0], [5.0, 8.0], [10.0, 10.0], [10.0, 7.0], [7.0, 2.0]], dtype=torch.float64))
+TALLY = TrainingMetrics(
+    torch.tensor(
+        [[10.0, 10.0], [5.0, 8.0], [10.0, 10.0], [10.0, 7.0], [7.0, 2.0], [10.0, 10.0], [6.0, 3.0], [4.0, 1.0]],
+        dtype=torch.float64,
+    )
+)
 
 
 def read_progress(*, terminal: bool) -> str:
@@ -27,8 +32,11 @@ def read_progress(*, terminal: bool) -> str:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_loss_and_acceptance_per_position_are_shown(*, terminal: bool) -> None:
     text = read_progress(terminal=terminal)
-    assert "loss 1.250  accepted 70/29 %" in text
-    assert "step 3: acceptance length 1.900 on held-out text, accepted per position 70/29 %, best so far" in text
+    assert "loss 1.250  top-1 70/29 %  drawn 60/30 %" in text
+    assert (
+        "step 3: acceptance length 1.900 on held-out text, top-1 per position 70/29 %, drawn 60/30 %, greedy 40/10 %, best so far"
+        in text
+    )
 
 
 def test_without_a_terminal_quick_steps_print_the_first_and_last_line() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,14 @@ from aerie_drafter.errors import DataError, TargetError
 from aerie_drafter.train.states import (
     HiddenStateFiles,
     InProcessTarget,
+    StateLayout,
+    StoredHiddenStates,
     TargetParts,
+    compute_token_digest,
     extract_target_parts,
     load_model,
     load_target_parts,
+    state_file_path,
 )
 
 Targets = Callable[..., Any]
@@ -67,31 +73,94 @@ def test_padding_at_the_end_changes_nothing(target_of: Targets) -> None:
     torch.testing.assert_close(both.final_hidden_states[:1, :7], alone.final_hidden_states)
 
 
+def stored_source(folder: Path, model: Any, aux: Sequence[int], layers: Sequence[int], target_id: str = "") -> StoredHiddenStates:
+    layout = StateLayout(tuple(layers), 32)
+    return StoredHiddenStates(HiddenStateFiles(folder, layout, target_id).load, extract_target_parts(model), aux, layout)
+
+
 def test_files_of_vllm_equal_the_states_of_the_target(tmp_path: Path, target_of: Targets) -> None:
     model = target_of()
     model.model.norm.weight.data.uniform_(0.5, 2.0)
     write_files(tmp_path, model, TEXTS, (1, 3, 4, 6))
     expected = InProcessTarget(model, (1, 4)).fetch_hidden_states(pad(TEXTS))
-    states = HiddenStateFiles(tmp_path, extract_target_parts(model), (1, 4), (1, 3, 4, 6)).fetch_hidden_states(
-        pad(TEXTS), [[text] for text in TEXTS]
-    )
+    source = stored_source(tmp_path, model, (1, 4), (1, 3, 4, 6))
+    source.prefetch(TEXTS[:1])
+    states = source.fetch_hidden_states(pad(TEXTS), [[text] for text in TEXTS])
     for row, text in enumerate(TEXTS):
         torch.testing.assert_close(states.aux_hidden_states[row, : len(text)], expected.aux_hidden_states[row, : len(text)])
         torch.testing.assert_close(states.final_hidden_states[row, : len(text)], expected.final_hidden_states[row, : len(text)])
 
 
+def test_announced_states_are_loaded_once_and_before_they_are_fetched(target_of: Targets) -> None:
+    loaded: list[list[int]] = []
+    release = threading.Event()
+
+    def load(tokens: Tensor) -> Tensor:
+        release.wait(10)
+        loaded.append(tokens.tolist())
+        return torch.zeros(len(tokens), 2, 32, dtype=torch.bfloat16)
+
+    source = StoredHiddenStates(load, extract_target_parts(target_of()), (1,), StateLayout((1, 6), 32), workers=1)
+    source.prefetch([TEXTS[0], TEXTS[1], TEXTS[0]])  # returns, though nothing is loaded yet
+    release.set()
+    deadline = time.monotonic() + 10
+    while len(loaded) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loaded == [TEXTS[0].tolist(), TEXTS[1].tolist()]
+    states = source.fetch_hidden_states(pad(TEXTS), [[text] for text in TEXTS])
+    assert states.final_hidden_states.dtype is torch.float32  # the target's type, whatever the files have
+    assert len(loaded) == 2
+    source.fetch_hidden_states(TEXTS[0].unsqueeze(0), [[TEXTS[0]]])
+    assert len(loaded) == 3  # nothing is kept
+
+
+def test_discarded_loads_do_not_begin(target_of: Targets) -> None:
+    """A process ends only after the loads that its threads have begun, and a load from a server takes up to minutes."""
+    loaded: list[int] = []
+    begun, release = threading.Event(), threading.Event()
+
+    def load(tokens: Tensor) -> Tensor:
+        begun.set()
+        release.wait(10)
+        loaded.append(len(tokens))
+        return torch.zeros(len(tokens), 2, 32)
+
+    source = StoredHiddenStates(load, extract_target_parts(target_of()), (1,), StateLayout((1, 6), 32), workers=1)
+    source.prefetch([torch.arange(length) for length in range(1, 9)])
+    assert begun.wait(10)
+    source.discard_prefetched()
+    release.set()
+    source.fetch_hidden_states(TEXTS[1].unsqueeze(0), [[TEXTS[1]]])
+    assert loaded == [1, 11]
+
+
+def test_conversations_without_a_file_are_counted(tmp_path: Path, target_of: Targets) -> None:
+    write_files(tmp_path, target_of(), TEXTS, (1, 6))
+    layout, missing = StateLayout((1, 6), 32), torch.arange(30, 42)
+    HiddenStateFiles(tmp_path, layout).check_complete(TEXTS)
+    with pytest.raises(DataError, match=r"1 of 3 conversations have no file .* 12 tokens that begins with \[30, 31"):
+        HiddenStateFiles(tmp_path, layout).check_complete([*TEXTS, missing])
+    stored = tmp_path / "stored"
+    path = state_file_path(stored, compute_token_digest(TEXTS[0]))
+    path.parent.mkdir(parents=True)
+    (tmp_path / "request-0.safetensors").rename(path)
+    (stored / "states.json").write_text('{"target": "sha256:1", "layer_ids": [1, 6], "hidden_size": 32}')
+    HiddenStateFiles(stored, layout, "sha256:1").check_complete(TEXTS[:1])
+    with pytest.raises(DataError, match=r"2 of 3 conversations have no file"):
+        HiddenStateFiles(stored, layout, "sha256:1").check_complete([*TEXTS, missing])
+
+
 def test_invalid_files_are_reported(tmp_path: Path, target_of: Targets) -> None:
     model = target_of()
-    frame = extract_target_parts(model)
 
-    def source(layers: tuple[int, ...] = (1, 6)) -> HiddenStateFiles:
-        return HiddenStateFiles(tmp_path, frame, (1,), layers)
+    def source(layers: tuple[int, ...] = (1, 6), target_id: str = "") -> StoredHiddenStates:
+        return stored_source(tmp_path, model, (1,), layers, target_id)
 
     with pytest.raises(DataError, match=r"no \*.safetensors files"):
         source()
-    with pytest.raises(TargetError, match=r"contain the layers \[1\], but layer 6 is required"):
-        source((1,))
     write_files(tmp_path, model, TEXTS[:1], (1, 6))
+    with pytest.raises(TargetError, match=r"contain the layers \[1\], but layer 6 is required"):
+        StoredHiddenStates(lambda tokens: tokens, extract_target_parts(model), (1,), StateLayout((1,), 32))
     with pytest.raises(DataError, match=r"hidden_states is 7 x 2 x 32; expected: tokens x 3 x 32"):
         source((1, 2, 6))
     with pytest.raises(
@@ -100,10 +169,34 @@ def test_invalid_files_are_reported(tmp_path: Path, target_of: Targets) -> None:
         r"with \[3, 4",
     ):
         source().fetch_hidden_states(pad(TEXTS), [[text] for text in TEXTS])
-    whole = (tmp_path / "request-0.safetensors").read_bytes()
-    (tmp_path / "request-0.safetensors").write_bytes(whole[:-10])
+    path = tmp_path / "request-0.safetensors"
+    complete = path.read_bytes()
+    opened = source()
+    for states, message in (
+        (torch.zeros(7, 2, 31), "hidden_states is 7 x 2 x 31"),
+        (torch.zeros(6, 2, 32), "hidden_states is 6 x 2 x 32"),
+        (torch.zeros(7, 2, 32, dtype=torch.int32), "hidden_states is torch.int32; expected: floating point"),
+    ):
+        save_file({"hidden_states": states, "token_ids": TEXTS[0]}, path)  # replaced after the start of the training
+        with pytest.raises(DataError, match=message):
+            opened.load(TEXTS[0])
+    save_file({"hidden_states": torch.zeros(7, 2, 32), "token_ids": TEXTS[0] + 1}, path)
+    with pytest.raises(DataError, match="its 7 tokens are not those of the conversation of 7; write it again"):
+        opened.load(TEXTS[0])
+    path.write_bytes(complete[:-10])
     with pytest.raises(DataError, match=r"request-0.safetensors: not a complete file of hidden states"):
         source()
+
+
+def test_states_of_another_target_or_other_layers_are_rejected(tmp_path: Path, target_of: Targets) -> None:
+    (tmp_path / "states.json").write_text('{"target": "sha256:1", "layer_ids": [1, 6], "hidden_size": 32}')
+    with pytest.raises(TargetError, match="the states are of the target sha256:1, and the target is sha256:2; set a new folder"):
+        stored_source(tmp_path, target_of(), (1,), (1, 6), "sha256:2")
+    with pytest.raises(TargetError, match=r"the files have the layers \[1, 6\], and \[1, 2, 6\] are required"):
+        stored_source(tmp_path, target_of(), (1,), (1, 2, 6), "sha256:1")
+    (tmp_path / "states.json").write_text("{}")
+    with pytest.raises(DataError, match=r"states.json: cannot be read"):
+        stored_source(tmp_path, target_of(), (1,), (1, 6), "sha256:1")
 
 
 @pytest.mark.parametrize("tied", [False, True])

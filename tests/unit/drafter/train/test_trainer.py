@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,26 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from torch import Tensor
 
 from aerie_drafter import checkpoint
 from aerie_drafter.errors import CheckpointError, ConfigError, DataError, DrafterError, TargetError, TrainingError
+from aerie_drafter.evaluate.exact import Condition, DraftSampling, count_texts
+from aerie_drafter.evaluate.expected import acceptance_length
 from aerie_drafter.evaluate.offline import EvaluationOptions, ModelPair, answer_prompts, evaluate_texts
 from aerie_drafter.evaluate.target import TargetRunner
 from aerie_drafter.train import data
 from aerie_drafter.train.settings import TrainingSettings, parse_settings
-from aerie_drafter.train.setup import build_trainer
+from aerie_drafter.train.setup import build_trainer, prepare_data
 from aerie_drafter.train.states import InProcessTarget, load_model, load_tokenizer
 from aerie_drafter.train.trainer import EvaluationReport, StepReport, scheduled_learning_rate
 
 Write = Callable[..., Path]
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 class RecordingReporter:
@@ -60,7 +71,7 @@ def settings_of(tmp_path: Path, target_folder: Path, write_conversations: Write)
         }
         for name, value in fields.items():
             group, field = name.split("__")
-            raw[group][field] = value
+            raw.setdefault(group, {})[field] = value
         return parse_settings(raw, "test")
 
     return make
@@ -89,6 +100,16 @@ def test_a_new_drafter_is_initialized_from_the_target(settings_of: Make, target_
     assert torch.equal(drafter.lm_head.weight, target.lm_head.weight[drafter.draft_token_ids])
     assert drafter.config.aux_layer_ids == (2, 3)
     assert all(parameter.eq(1).all() for name, parameter in drafter.named_parameters() if "norm" in name)
+
+
+def test_other_losses_learn_too_and_report_acceptance(settings_of: Make) -> None:
+    fields = {"loss__kl": 0.0, "loss__lk_lambda": 1.0, "loss__step_weights": [1.0, 0.5, 0.5], "drafter__draft_vocab_size": 264}
+    listener = RecordingReporter()
+    build_trainer(settings_of(optimizer__epochs=6, **fields), reporter=listener).run()
+    first, last = listener.steps[0], listener.steps[-1]
+    assert last.loss < first.loss / 2
+    assert all(1 - b < (1 - a) / 1.5 for a, b in zip(first.metrics.drawn_acceptance, last.metrics.drawn_acceptance, strict=True))
+    assert all(0 < share < 1 for share in last.metrics.drawn_acceptance + last.metrics.greedy_acceptance)
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -176,6 +197,90 @@ def test_the_best_checkpoint_is_chosen_by_acceptance_length(settings_of: Make) -
     assert trainer.measure_acceptance()[0] == emitted / counts.drafts
 
 
+@pytest.mark.parametrize("sampling", ["drawn", "greedy"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_best_by_a_condition_is_the_expected_acceptance_length(settings_of: Make, temperature: float, sampling: str) -> None:
+    """The trainer's figure for answers of the target equals that of `aerie-drafter evaluate --exact`."""
+    condition = {"temperature": temperature, "draft_sampling": sampling}
+    trainer = build_trainer(settings_of(output__best_by=[condition], drafter__draft_vocab_size=200))
+    target = trainer.settings.target.model
+    model = load_model(target, None, torch.float32, torch.device("cpu"))
+    pair = ModelPair(TargetRunner(model, trainer.drafter.config.aux_layer_ids), load_tokenizer(target, None), trainer.drafter)
+    prompts = [list(range(3 + index, 20 + 2 * index)) for index in range(6)]
+    options = EvaluationOptions(num_speculative_tokens=0, max_tokens=16, temperature=temperature)
+    answered = answer_prompts(pair, prompts, options, torch.Generator().manual_seed(1))
+    measured = count_texts(model, {"d": trainer.drafter}, answered, 3, temperature)
+    chosen = Condition(temperature, DraftSampling(sampling))
+    expected = float(acceptance_length(measured[chosen]["d"].sum(0)))
+    trainer.held_out = data.Corpus.from_conversations(
+        [(text.tokens, torch.arange(len(text.tokens)) >= text.prompt_length) for text in answered]
+    )
+    assert trainer.measure_acceptance()[0] == pytest.approx(expected, rel=1e-5)
+    assert expected > 1
+
+
+def test_best_by_several_conditions_is_their_weighted_mean(settings_of: Make) -> None:
+    drawn, greedy = {"temperature": 1.0, "draft_sampling": "drawn"}, {"temperature": 0.5}
+
+    def measure(*conditions: dict[str, Any]) -> float:
+        return build_trainer(settings_of(output__best_by=list(conditions))).measure_acceptance()[0]
+
+    mean = (3 * measure(drawn) + measure(greedy)) / 4
+    assert measure({**drawn, "weight": 3}, greedy) == pytest.approx(mean)
+    assert measure(drawn) != pytest.approx(measure(greedy), abs=1e-3)
+
+
+def test_a_training_is_not_resumed_with_another_choice_of_best(settings_of: Make) -> None:
+    build_trainer(settings_of(output__best_by=[{"temperature": 1.0}], optimizer__epochs=1)).run()
+    with pytest.raises(TrainingError, match=r"output.best_by .* but now it is \[\]"):
+        build_trainer(settings_of(optimizer__epochs=1)).run()
+
+
+@pytest.mark.parametrize(("count", "expected"), [(256, range(12)), (12, range(12)), (5, [0, 2, 4, 7, 9]), (1, [0])])
+def test_held_out_conversations_of_the_whole_corpus_are_evaluated(
+    settings_of: Make, monkeypatch: pytest.MonkeyPatch, count: int, expected: Sequence[int]
+) -> None:
+    trainer = build_trainer(settings_of(output__max_held_out_conversations=count, data__held_out_share=0.5))
+    held_out = [trainer.held_out[index][0].tolist() for index in range(len(trainer.held_out))]
+    source = trainer.hidden_state_source
+    evaluated: list[int] = []
+
+    def fetch(tokens: Tensor, rows: Sequence[Sequence[Tensor]], original: Any = source.fetch_hidden_states) -> Any:
+        evaluated.extend(held_out.index(conversation.tolist()) for row in rows for conversation in row)
+        return original(tokens, rows)
+
+    monkeypatch.setattr(source, "fetch_hidden_states", fetch)
+    trainer.measure_acceptance()
+    assert evaluated == list(expected)
+
+
+@pytest.mark.parametrize("step", [4, 18])
+def test_an_evaluation_that_failed_loses_no_step_and_is_repeated(
+    settings_of: Make, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Also the last one, after which no step follows."""
+    whole, failing = settings_of("whole"), settings_of("failing")
+    progress = build_trainer(whole).run()
+    trainer = build_trainer(failing)
+    assert trainer.total_steps == 18
+
+    def measure(original: Any = trainer.measure_acceptance) -> Any:
+        if trainer.progress.step == step:
+            raise DataError("the server has gone")
+        return original()
+
+    monkeypatch.setattr(trainer, "measure_acceptance", measure)
+    with pytest.raises(DataError, match="the server has gone"):
+        trainer.run()
+    resumed = build_trainer(failing)
+    assert resumed.resume()
+    assert resumed.progress.step == step
+    assert resumed.run() == progress
+    for name in ("last", "best"):
+        digests = [checkpoint.compute_model_digest(each.output.folder / name) for each in (whole, failing)]
+        assert digests[0] == digests[1]
+
+
 def test_resuming_a_finished_training_changes_nothing(settings_of: Make) -> None:
     settings = settings_of()
     first = build_trainer(settings).run()
@@ -186,10 +291,161 @@ def test_resuming_a_finished_training_changes_nothing(settings_of: Make) -> None
     assert checkpoint.compute_model_digest(settings.output.folder / "last") == digest
 
 
+def test_data_is_rendered_with_the_template_arguments_of_the_settings(settings_of: Make, tmp_path: Path) -> None:
+    (tmp_path / "tools.json").write_text('[{"name": "f"}]')
+    (tmp_path / "template.jinja").write_text(f"{{{{ tools[0].name }}}}{{{{ mood }}}}{TEMPLATE}")
+    fields = {"data__chat_template": str(tmp_path / "template.jinja"), "template__tools": str(tmp_path / "tools.json")}
+    prepared = prepare_data(settings_of(template__kwargs={"mood": "!"}, **fields))
+    tokenizer = load_tokenizer(settings_of().target.model, None)
+    assert {tokenizer.decode(prepared.corpus[index][0][:3]) for index in range(len(prepared.corpus))} == {"f!<user>"}
+    with pytest.raises(ConfigError, match=r"template.tools /none: cannot be read as JSON"):
+        prepare_data(settings_of(template__tools="/none"))
+
+
+def test_exact_tokens_of_another_target_are_rejected(settings_of: Make, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    record = {"prompt": "a", "response": "b", "sequences": [{"token_ids": [1, 2, 3, 264], "answer_spans": [[2, 4]]}]}
+    path.write_text(f"{json.dumps(record)}\n" * 9)
+    with pytest.raises(DataError, match="the data contains token 264, and the target has 264 tokens"):
+        build_trainer(settings_of(data__train=[str(path)]))
+    (tmp_path / "answers.jsonl.run.json").write_text('{"tokenizer": "sha256:0"}')
+    with pytest.raises(DataError, match=r"answers.jsonl: its tokens are of the tokenizer sha256:0, and the target's is sha256:"):
+        build_trainer(settings_of(data__train=[str(path)]))
+
+
 def test_a_training_is_not_resumed_with_other_settings(settings_of: Make) -> None:
     build_trainer(settings_of()).run()
     with pytest.raises(TrainingError, match=r"last: that training had loss.step_decay 0.8, but now it is 0.5; set another"):
         build_trainer(settings_of(loss__step_decay=0.5)).run()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"output__num_speculative_tokens": 2}, "output.num_speculative_tokens 3, but now it is 2"),
+        ({"output__max_held_out_conversations": 2}, "output.max_held_out_conversations 256, but now it is 2"),
+    ],
+)
+def test_a_training_is_not_resumed_if_best_would_be_measured_otherwise(
+    settings_of: Make, fields: dict[str, Any], message: str
+) -> None:
+    build_trainer(settings_of(optimizer__epochs=1)).run()
+    with pytest.raises(TrainingError, match=message):
+        build_trainer(settings_of(optimizer__epochs=1, **fields)).run()
+
+
+def test_a_training_is_not_resumed_with_more_held_out_conversations(settings_of: Make, write_conversations: Write) -> None:
+    files = [str(write_conversations(count, f"{count}.jsonl")) for count in (8, 9)]
+    build_trainer(settings_of(optimizer__epochs=1, data__held_out=files[:1])).run()
+    with pytest.raises(TrainingError, match="had held-out conversations 8, but now it is 9"):
+        build_trainer(settings_of(optimizer__epochs=1, data__held_out=files[1:])).run()
+
+
+def test_a_kill_while_last_was_renamed_is_resumed(settings_of: Make) -> None:
+    """Where the file system cannot exchange two names, the earlier checkpoint has another name for a moment."""
+    settings = settings_of()
+    progress = build_trainer(settings).run()
+    folder = settings.output.folder
+    (folder / "last").rename(folder / ".last.previous")
+    resumed = build_trainer(settings)
+    assert resumed.resume()
+    assert resumed.run() == progress
+
+
+def test_the_current_folder_is_an_output_folder(settings_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    build_trainer(settings_of(output__folder=".", optimizer__epochs=1)).run()
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"best", "last"}
+    assert (tmp_path / "here.tokens").is_dir()
+
+
+def test_too_little_memory_names_the_fields_to_change(settings_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    trainer = build_trainer(settings_of())
+    monkeypatch.setattr(trainer, "_compute_loss", run_out)
+    with pytest.raises(TrainingError, match=r"lower optimizer.batch_size_per_process \(2\) or data.max_length \(2048\)"):
+        trainer.run()
+    monkeypatch.setattr("aerie_drafter.train.setup.load_model", run_out)
+    with pytest.raises(TrainingError, match=r"target\.shard"):
+        build_trainer(settings_of())
+
+
+def test_what_was_prefetched_is_discarded_when_a_training_ends(settings_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    for name, learning_rate in (("complete", 3e-3), ("failed", 1e30)):
+        trainer = build_trainer(settings_of(name, optimizer__learning_rate=learning_rate))
+        monkeypatch.setattr(trainer.hidden_state_source, "discard_prefetched", lambda name=name: ended.append(name))
+        with contextlib.suppress(TrainingError):
+            trainer.run()
+    assert ended == ["complete", "failed"]
+
+
+def test_a_training_is_not_resumed_with_another_target(settings_of: Make, tmp_path: Path, target_of: Callable[..., Any]) -> None:
+    """Other weights of the same sizes in the same folder, such as a newer fine-tune: `best` would be of the earlier target."""
+    target = tmp_path / "target"
+    shutil.copytree(settings_of().target.model, target)
+    build_trainer(settings_of(target__model=str(target))).run()
+    target_of(seed=1).save_pretrained(target)
+    with pytest.raises(
+        TrainingError, match=r"last: that training had target 'sha256:\w+', but now it is 'sha256:\w+'; set another"
+    ):
+        build_trainer(settings_of(target__model=str(target))).run()
+
+
+@pytest.mark.parametrize(("name", "label"), [("train", "training data"), ("held_out", "held-out data")])
+def test_a_training_is_not_resumed_with_other_data(settings_of: Make, write_conversations: Write, name: str, label: str) -> None:
+    """Other words, with as many conversations and tokens."""
+    files = {"data__train": [str(write_conversations(20, "a.jsonl"))], "data__held_out": [str(write_conversations(8, "b.jsonl"))]}
+    build_trainer(settings_of(**files)).run()
+    path = Path(files[f"data__{name}"][0])
+    path.write_text(path.read_text().replace("one", "eno"))
+    with pytest.raises(TrainingError, match=rf"last: that training had {label} 'sha256:\w+', but now it is 'sha256:\w+'"):
+        build_trainer(settings_of(**files)).run()
+
+
+def test_a_training_is_resumed_after_its_files_have_moved(settings_of: Make, tmp_path: Path) -> None:
+    settings = settings_of()
+    build_trainer(settings).run()
+    shutil.copytree(settings.target.model, tmp_path / "moved")
+    shutil.copy(settings.data.train[0], tmp_path / "moved.jsonl")
+    moved = settings_of(
+        target__model=str(tmp_path / "moved"),
+        data__train=[str(tmp_path / "moved.jsonl")],
+        data__cache=str(tmp_path / "elsewhere"),
+    )
+    assert build_trainer(moved).resume()
+
+
+_ORDER = """
+import sys
+import torch.distributed as dist
+from aerie_drafter.cli import run_cli
+from aerie_drafter.train import data
+
+def encode(*arguments, encode=data.encode_conversations):
+    print("tokenizes", flush=True)
+    return encode(*arguments)
+
+def join(*arguments, join=dist.init_process_group):
+    print("joins", flush=True)
+    return join(*arguments)
+
+data.encode_conversations = encode
+dist.init_process_group = join
+sys.exit(run_cli(["train", sys.argv[1]]))
+"""
+
+
+def test_one_process_tokenizes_before_any_joins_the_group(settings_of: Make, tmp_path: Path) -> None:
+    """Tokenizing may take hours, and processes of a group wait for each other for ten minutes."""
+    settings = settings_of(optimizer__epochs=1)
+    ended = run_child(_ORDER, settings, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert ended.returncode == 0, ended.stderr
+    events = [line for line in ended.stdout.splitlines() if line in ("tokenizes", "joins")]
+    assert events == ["tokenizes", "joins", "joins"]  # the other process reads the cache
 
 
 _FULL = """
@@ -202,21 +458,25 @@ from aerie_drafter.train.setup import build_trainer
 class Fill:
     def on_step(self, step):
         if step.step == 6:  # after the save of step 4, before that of step 8
-            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+            limit = FILE.stat().st_size - 5000
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     def on_evaluation(self, evaluation):
         pass
 
+settings = read_settings(Path(sys.argv[1]))
+FILE = settings.output.folder / "last" / "NAME"
 try:
-    build_trainer(read_settings(Path(sys.argv[1])), reporter=Fill()).run()
+    build_trainer(settings, reporter=Fill()).run()
 except CheckpointError as error:
     print(error)
 """
 
 
-def test_a_full_disk_keeps_the_previous_checkpoint(settings_of: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "training.pt"])
+def test_a_full_disk_keeps_the_previous_checkpoint(settings_of: Make, tmp_path: Path, name: str) -> None:
     settings = settings_of()
-    ended = run_child(_FULL, settings, tmp_path)
-    assert "cannot be written" in ended.stdout, ended.stderr
+    ended = run_child(_FULL.replace("NAME", name), settings, tmp_path)
+    assert "cannot be written (File too large)" in ended.stdout, ended.stderr
     assert "the previous one is unchanged" in ended.stdout
     resumed = build_trainer(settings)
     assert resumed.resume()
@@ -298,11 +558,16 @@ def test_training_from_state_files_equals_training_from_the_target(
         hidden = source.fetch_hidden_states(tokens.unsqueeze(0)).aux_hidden_states[0].view(len(tokens), 3, -1).contiguous()
         save_file({"token_ids": tokens, "hidden_states": hidden}, folder / f"{index}.safetensors")
     losses = []
-    for settings in (inside, settings_of("files", target__hidden_states=str(folder))):
+    files = settings_of("files", target__hidden_states=str(folder))
+    for settings in (inside, files):
         listener = RecordingReporter()
         build_trainer(settings, reporter=listener).run()
         losses.append([report.loss for report in listener.steps])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-5)  # float32 sums, in batches of other shapes
+    for index in (3, 5):
+        (folder / f"{index}.safetensors").unlink()
+    with pytest.raises(DataError, match="states: 2 of 24 conversations have no file of hidden states"):
+        build_trainer(files)
 
 
 def test_a_training_from_a_checkpoint_keeps_its_config(settings_of: Make) -> None:

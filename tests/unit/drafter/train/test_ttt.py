@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,32 +12,23 @@ import torch
 from torch import Tensor
 
 from aerie_drafter.config import DrafterConfig, DrafterFamily, MlaDims
-from aerie_drafter.model import Drafter
+from aerie_drafter.model import Drafter, ProjectedTokens
+from aerie_drafter.train.losses import LossMixture
 from aerie_drafter.train.ttt import (
     TrainingBatch,
     TrainingMetrics,
     TrainingTimeTest,
     count_surviving_columns,
+    decaying_weights,
     simulate_speculation,
 )
+from tests.unit.drafter.sizes import UNEQUAL_SIZES
 
 MLA = MlaDims(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4, q_lora_rank=8)
 
 
 def config(**changes: Any) -> DrafterConfig:
-    base: dict[str, Any] = {
-        "family": DrafterFamily.LLAMA,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 23,
-        "draft_vocab_size": 17,
-        "target_hidden_size": 12,
-        "aux_layer_ids": (1, 2, 4),
-    }
-    return DrafterConfig(**base | changes)
+    return DrafterConfig(**{"family": DrafterFamily.LLAMA} | UNEQUAL_SIZES | changes)
 
 
 def build_drafter(settings: DrafterConfig, seed: int = 0) -> Drafter:
@@ -62,38 +55,57 @@ def build_batch(settings: DrafterConfig, rows: int = 2, length: int = 9, seed: i
     return batch, torch.randn(settings.vocab_size, wide, dtype=torch.float64)
 
 
+def length_for(settings: DrafterConfig) -> int:
+    """Return a length that exceeds the window, if there is one."""
+    return 9 if settings.sliding_window is None else 40
+
+
 class NaiveMemory:
     """One softmax over all keys of all steps side by side, under the mask that says which of them a query may see."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_layers: int = 1) -> None:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.later_layers = [NaiveMemory() for _ in range(num_layers - 1)]
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         return torch.tensor([len(self.keys) + column for column in range(length)], device=device)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         self.keys.append(key)
         self.values.append(value)
-        length = query.shape[2]
+        length, window = query.shape[2], window or 1000
+        query_step = len(self.keys) - 1
         visible = torch.zeros(length, len(self.keys) * length, dtype=torch.bool)
         for t in range(length):
             for step in range(len(self.keys)):
                 for j in range(length):
-                    visible[t, step * length + j] = j <= t if step == 0 else j == t
+                    distance = t + query_step - (j + step)
+                    visible[t, step * length + j] = (j <= t if step == 0 else j == t) and distance < window
         scores = query @ torch.cat(self.keys, 2).transpose(-1, -2) * scale
         return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ torch.cat(self.values, 2)
 
 
 def compute_naive_loss(
-    drafter: Drafter, batch: TrainingBatch, teacher: Tensor, horizon: int, decay: float
-) -> tuple[Tensor, list[float], Tensor]:
-    """Return (weighted sum, columns counted per step, agreement [horizon, rows, columns]), one column at a time."""
+    drafter: Drafter,
+    batch: TrainingBatch,
+    teacher: Tensor,
+    weights: Sequence[float],
+    mixture: LossMixture = LossMixture(),  # noqa: B008 (frozen)
+    temperature: float = 1.0,
+) -> tuple[Tensor, list[float], Tensor, Tensor]:
+    """Return (weighted sum, columns counted per step, agreement [horizon, rows, columns], the four acceptances), one column at
+    a time."""
+    horizon = len(weights)
     rows, length = batch.tokens.shape
-    memory, hidden = NaiveMemory(), drafter.fuse_aux_hidden_states(batch.aux_hidden_states[:, :-1])
+    memory, hidden = (
+        NaiveMemory(drafter.config.num_hidden_layers),
+        drafter.fuse_aux_hidden_states(batch.aux_hidden_states[:, :-1]),
+    )
     total = torch.zeros((), dtype=torch.float64)
     counts = [0.0] * horizon
     agreed = torch.zeros(horizon, rows, length - 1, dtype=torch.bool)
+    acceptance = torch.zeros(4, horizon, rows, length - 1, dtype=torch.float64)
     draft_token_ids = drafter.draft_token_ids.tolist()
     for step in range(horizon):
         read = torch.zeros(rows, length - 1, dtype=torch.long)
@@ -109,13 +121,26 @@ def compute_naive_loss(
                 full = teacher @ batch.final_hidden_states[row, t + 1 + step]
                 logits = drafter.lm_head(normed[row, t])
                 agreed[step, row, t] = draft_token_ids[int(logits.argmax())] == int(full.argmax())
-                if int(full.argmax()) not in draft_token_ids:
+                p, q = (full / temperature).softmax(0), torch.zeros(len(full), dtype=torch.float64)
+                q[draft_token_ids] = (logits.detach() / temperature).softmax(0)
+                text, drafted = int(batch.tokens[row, predicted]), draft_token_ids[int(logits.argmax())]
+                acceptance[:, step, row, t] = torch.stack(
+                    [torch.minimum(p, q).sum(), p[drafted], (q[text] / p[text]).clamp(max=1), torch.tensor(drafted == text)]
+                )
+                has_argmax = int(full.argmax()) in draft_token_ids
+                if mixture.is_kl_only and not has_argmax:
                     continue
-                p, q = full[draft_token_ids].softmax(0), logits.softmax(0)
-                total = total + decay**step * (p * (p.log() - q.log())).sum()
+                r, q, p = full[draft_token_ids].softmax(0), logits.softmax(0), full.softmax(0)[draft_token_ids]
+                kl, alpha = (r * (r.log() - q.log())).sum(), torch.minimum(p, q).sum()
+                share = (-mixture.lk_eta * alpha.detach()).exp()
+                value = mixture.total_variation * (1 - alpha) - mixture.lk_alpha * alpha.log()
+                value = value + mixture.kl * kl * has_argmax + mixture.lk_lambda * (share * kl + (1 - share) * (1 - alpha))
+                total = total + weights[step] * value
                 counts[step] += 1
-    return total, counts, agreed
+    return total, counts, agreed, acceptance
 
+
+MIXED = LossMixture(kl=0.4, total_variation=0.3, lk_alpha=0.6, lk_lambda=0.5, lk_eta=2.0)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "eagle3": {},
@@ -124,29 +149,78 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3": {"family": DrafterFamily.QWEN3, "fc_norm": True, "norm_output": True},
     "mla": {"family": DrafterFamily.MLA, "mla": MLA, "fc_norm": True, "norm_output": True},
     "whole vocabulary": {"draft_vocab_size": 23},
+    "two layers": {"num_hidden_layers": 2, "norm_before_residual": True},
+    "three layers, qwen3": {"num_hidden_layers": 3, "family": DrafterFamily.QWEN3, "fc_norm": True, "norm_output": True},
+    "two layers, mla": {"num_hidden_layers": 2, "family": DrafterFamily.MLA, "mla": MLA, "norm_output": True},
+    "window": {"sliding_window": 33},
+    "two layers with a window": {"num_hidden_layers": 2, "sliding_window": 34, "fc_norm": True, "norm_output": True},
 }
 
 
 @pytest.mark.parametrize("slice_elements", [2**20, 23 * 3])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, slice_elements: int) -> None:
+@pytest.mark.parametrize(
+    ("variant", "mixture"), [*((name, LossMixture()) for name in VARIANTS), ("eagle3.1", MIXED), ("whole vocabulary", MIXED)]
+)
+def test_loss_and_all_gradients_equal_the_naive_unroll(variant: str, mixture: LossMixture, slice_elements: int) -> None:
     settings = config(**VARIANTS[variant])
-    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
-    expected, counts, agreed = compute_naive_loss(drafter, batch, teacher, 4, 0.8)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings, length=length_for(settings))
+    weights = (1.0, 0.7, 0.0, 0.2)
+    expected, counts, agreed, acceptance = compute_naive_loss(drafter, batch, teacher, weights, mixture)
     expected.backward()  # type: ignore[no-untyped-call]
     gradients = {name: parameter.grad for name, parameter in drafter.named_parameters() if parameter.requires_grad}
     drafter.zero_grad()
 
-    output = TrainingTimeTest(drafter, teacher, horizon=4, decay=0.8, slice_elements=slice_elements)(batch)
+    output = TrainingTimeTest(drafter, teacher, step_weights=weights, mixture=mixture, slice_elements=slice_elements)(batch)
     output.weighted_sum.backward()
 
     torch.testing.assert_close(output.weighted_sum, expected, rtol=1e-10, atol=1e-10)
     assert output.metrics.sums[0].tolist() == counts
     assert torch.equal(output.argmax_matches, agreed)
+    torch.testing.assert_close(torch.stack(output.acceptance[0]), acceptance)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-10, msg=name)
     assert drafter.embed_tokens.weight.grad is None
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recomputed_activations_give_the_same_bits(variant: str) -> None:
+    settings = config(**VARIANTS[variant])
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings, length=length_for(settings))
+    parameters = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+    results, saved_sizes = [], []
+    for recompute in (False, True):
+        saved: list[int] = []
+
+        def count(tensor: Tensor, saved: list[int] = saved) -> Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            output = TrainingTimeTest(drafter, teacher, step_weights=decaying_weights(5), recompute=recompute)(batch)
+            saved_sizes.append(sum(saved))
+        gradients = torch.autograd.grad(output.weighted_sum, parameters)
+        results.append((output.weighted_sum.detach(), *gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert saved_sizes[1] < saved_sizes[0] / 2
+
+
+def test_acceptance_at_other_temperatures_equals_the_naive_unroll() -> None:
+    settings = config()
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings, length=length_for(settings))
+    temperatures = (0.7, 0.0, 1.0)
+    with torch.no_grad():
+        output = TrainingTimeTest(drafter, teacher, step_weights=(1.0, 1.0), temperatures=temperatures)(batch)
+    for temperature, measured in zip(temperatures, output.acceptance, strict=True):
+        if temperature:
+            expected = compute_naive_loss(drafter, batch, teacher, (1.0, 1.0), temperature=temperature)[-1]
+        else:
+            expected = output.argmax_matches.expand(4, -1, -1, -1).double()
+        torch.testing.assert_close(torch.stack(measured), expected)
+    first = output.acceptance[0]
+    columns = [int(batch.loss_mask[:, 2 + step :].sum()) for step in range(2)]
+    assert output.metrics.drawn_acceptance == pytest.approx([float(first.drawn[i].sum()) / columns[i] for i in range(2)])
+    assert output.metrics.greedy_acceptance == pytest.approx([float(first.greedy[i].sum()) / columns[i] for i in range(2)])
 
 
 def test_gradients_equal_finite_differences() -> None:
@@ -154,7 +228,7 @@ def test_gradients_equal_finite_differences() -> None:
     settings = dataclasses.replace(settings, target_hidden_size=3, aux_layer_ids=(1,), vocab_size=6, draft_vocab_size=5)
     drafter = build_drafter(dataclasses.replace(settings, norm_output=True))
     batch, teacher = build_batch(settings, rows=1, length=6)
-    loss = TrainingTimeTest(drafter, teacher, horizon=3)
+    loss = TrainingTimeTest(drafter, teacher, step_weights=decaying_weights(3))
     names = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
 
     def total(*values: Tensor) -> Tensor:
@@ -168,8 +242,8 @@ def test_gradients_equal_finite_differences() -> None:
 
 def test_without_gradients_the_metrics_are_the_same() -> None:
     settings = config()
-    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
-    loss = TrainingTimeTest(drafter, teacher, horizon=3)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings, length=length_for(settings))
+    loss = TrainingTimeTest(drafter, teacher, step_weights=decaying_weights(3))
     with torch.no_grad():
         quiet = loss(batch)
     assert not quiet.weighted_sum.requires_grad
@@ -178,9 +252,9 @@ def test_without_gradients_the_metrics_are_the_same() -> None:
 
 def test_a_batch_without_counted_tokens_has_zero_loss_and_gradients() -> None:
     settings = config()
-    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings)
+    drafter, (batch, teacher) = build_drafter(settings), build_batch(settings, length=length_for(settings))
     batch = dataclasses.replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    output = TrainingTimeTest(drafter, teacher, horizon=3)(batch)
+    output = TrainingTimeTest(drafter, teacher, step_weights=decaying_weights(3))(batch)
     output.weighted_sum.backward()
     assert output.weighted_sum.item() == 0
     assert output.metrics.position_count == 0
@@ -193,6 +267,7 @@ class EchoDrafter(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.config = SimpleNamespace(num_hidden_layers=1)
         self.fc = torch.nn.Linear(1, 1, bias=False)
         self.lm_head = torch.nn.Linear(2, 2, bias=False)
         torch.nn.init.eye_(self.lm_head.weight)
@@ -203,7 +278,11 @@ class EchoDrafter(torch.nn.Module):
     def fuse_aux_hidden_states(self, aux_hidden_states: Tensor) -> Tensor:
         return aux_hidden_states
 
-    def forward(self, tokens: Tensor, hidden: Tensor, _: object) -> tuple[Tensor, Tensor]:
+    def project_tokens(self, tokens: Tensor) -> ProjectedTokens:
+        return ProjectedTokens((tokens.unsqueeze(-1),), ())
+
+    def run_step(self, projected: ProjectedTokens, hidden: Tensor, _: object) -> tuple[Tensor, Tensor]:
+        tokens = projected.parts[0].squeeze(-1)
         self.read.append(tokens[0].tolist())
         return torch.nn.functional.one_hot(tokens, 2).float() * torch.log(torch.tensor(3.0)), hidden
 
@@ -235,7 +314,7 @@ def test_position_shifts_equal_a_calculation_by_hand() -> None:
         final_hidden_states=final,
     )
     echo = EchoDrafter()
-    output = TrainingTimeTest(echo, torch.eye(2), horizon=2, decay=0.5)(batch)  # type: ignore[arg-type]
+    output = TrainingTimeTest(echo, torch.eye(2), step_weights=(1.0, 0.5))(batch)  # type: ignore[arg-type]
     assert echo.read == [[1, 1, 0, 1], [1, 0, 1, 0]]
     assert output.weighted_sum.item() == pytest.approx(2.5110, abs=1e-4)
     assert output.metrics.position_count == 2
@@ -265,7 +344,7 @@ def test_a_walk_continues_after_accepted_tokens_and_the_bonus_token() -> None:
 
 
 def test_metrics_add_up() -> None:
-    metrics = TrainingMetrics(torch.arange(10, dtype=torch.float64).view(5, 2))
+    metrics = TrainingMetrics(torch.arange(16, dtype=torch.float64).view(8, 2))
     assert torch.equal((metrics + TrainingMetrics.zero(2) + metrics).sums, 2 * metrics.sums)
 
 
@@ -278,9 +357,9 @@ def test_the_loss_in_bfloat16_is_nearly_the_same(variant: str) -> None:
     rounded = TrainingBatch(
         batch.tokens, batch.loss_mask, batch.aux_hidden_states.bfloat16(), batch.final_hidden_states.bfloat16()
     )
-    expected = TrainingTimeTest(drafter, teacher.float(), horizon=4)(exact).weighted_sum.item()
+    expected = TrainingTimeTest(drafter, teacher.float(), step_weights=decaying_weights(4))(exact).weighted_sum.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = TrainingTimeTest(drafter, teacher.bfloat16(), horizon=4)(rounded)
+        output = TrainingTimeTest(drafter, teacher.bfloat16(), step_weights=decaying_weights(4))(rounded)
     output.weighted_sum.backward()
     assert output.weighted_sum.dtype == torch.float32
     assert output.weighted_sum.item() == pytest.approx(expected, rel=0.03)
@@ -294,7 +373,9 @@ def test_the_order_of_the_draft_vocabulary_changes_nothing() -> None:
     other.lm_head.weight.data = drafter.lm_head.weight.data[order]
     other.d2t = drafter.draft_token_ids[order] - torch.arange(settings.draft_vocab_size)
     batch, teacher = build_batch(settings, rows=8, length=20)
-    expected, reordered = (TrainingTimeTest(model, teacher)(batch) for model in (drafter, other))
+    expected, reordered = (
+        TrainingTimeTest(model, teacher, step_weights=decaying_weights(7))(batch) for model in (drafter, other)
+    )
     assert expected.argmax_matches.any()
     assert torch.equal(reordered.argmax_matches, expected.argmax_matches)
     torch.testing.assert_close(reordered.weighted_sum, expected.weighted_sum)

@@ -16,17 +16,19 @@ from tests.golden import Messages
 def test_one_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["catalog", "moonshotai/Kimi-K2.6"]) == 0
     header, first, second = capsys.readouterr().out.splitlines()
-    assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "SELECTION", "SOURCE", "NOTES"]
-    assert first.split()[:7] == [
+    assert header.split() == ["TARGET", "DRAFTER", "KIND", "K", "AL", "COMMIT", "LICENCE", "SELECTION", "SOURCE", "NOTES"]
+    assert first.split()[:8] == [
         "moonshotai/Kimi-K2.6",
         "lightseekorg/kimi-k2.6-eagle3.1-mla",
         "eagle3.1",
         "3",
         "-",
         "35194ee8",
+        "-",
         "selected",
     ]
     assert [second.split()[i] for i in (2, 5)] == ["eagle3", "-"]
+    assert "selected (earlier default, files not checked)" in first
     assert "no verified commit" in second
 
 
@@ -37,7 +39,8 @@ def test_json_has_the_selection_reason_of_each_row(tmp_path: Path, capsys: pytes
     selections = {row["drafter"]: row["selection"] for row in json.loads(capsys.readouterr().out)}
     assert selections["me/mine"] == "selected"
     assert selections["RedHatAI/Qwen3-8B-speculator.eagle3"] == "another row takes precedence"
-    assert selections["AngelSlim/Qwen3-8B_eagle3"] == "no verified commit"
+    assert selections["Tengyunw/qwen3_8b_eagle3"] == "files not checked"
+    assert selections["AngelSlim/Qwen3-8B_eagle3"] == "reported commit only"
     assert selections["RedHatAI/Qwen3-8B-speculator.dflash"] == "dflash is not supported"
 
 
@@ -110,6 +113,10 @@ def test_user_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "source": "your own entry",
         "notes": "",
         "revision": None,
+        "reportedRevision": None,
+        "automatic": None,
+        "checked": None,
+        "licence": None,
         "matchedBy": "name",
         "selection": "no verified commit",
         "supported": True,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.models.drafter_catalog import (
+    AutomaticReason,
     CatalogEntry,
     CatalogError,
     DrafterCatalog,
@@ -29,7 +32,16 @@ def test_published_rows_are_valid() -> None:
         assert all("/" in target for target in entry.targets)
         assert entry.repo is None or "/" in entry.repo
         assert all(1 <= value <= (entry.num_speculative_tokens or 15) + 1 for value in entry.acceptance.values()), entry
-    assert len([entry for entry in entries if entry.kind is DrafterKind.EAGLE31]) == 8
+        assert re.fullmatch(r"2026-\d\d(-\d\d)?", entry.read), entry
+        assert entry.revision is None or entry.reported_revision is None, entry
+        assert bool(entry.revision_source) == bool(entry.revision or entry.reported_revision), entry
+        assert bool(entry.licence) == bool(entry.licence_source), entry
+    assert len([entry for entry in entries if entry.kind is DrafterKind.EAGLE31]) == 9
+
+
+def test_pinned_commits_have_unrelated_set_ups() -> None:
+    for entry in load_published_catalog().entries:
+        assert entry.revision is None or entry.revision_source.count("; ") >= 1, entry
 
 
 @pytest.mark.parametrize(
@@ -87,28 +99,101 @@ def test_selected_drafter_is_supported_and_pinned(target: str) -> None:
         assert "To serve without a drafter, set spec.speculation.numSpeculativeTokens: 0." in chosen.message
 
 
+KIMI_DRAFTER = ("lightseekorg/kimi-k2.6-eagle3.1-mla", "35194ee8feb2826812f716eb42a924f99a5404f3")
+LLAMA_DRAFTER = ("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "f4fa34a8f803a0ba75d048d6b3dbc1ad5149e9ac")
+EARLIER_DEFAULTS = {
+    "moonshotai/Kimi-K2.6": KIMI_DRAFTER,
+    "nvidia/Kimi-K2.6-NVFP4": KIMI_DRAFTER,
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA_DRAFTER,
+    "meta-llama/Meta-Llama-3.1-8B-Instruct": LLAMA_DRAFTER,
+    "meta-llama/Llama-3.3-70B-Instruct": (
+        "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3",
+        "42864f78d503693ae5fd317419f099ab3b7c13e4",
+    ),
+    "Qwen/Qwen3-8B": ("RedHatAI/Qwen3-8B-speculator.eagle3", "08610ffa01dd9f16731fe8f627b85905b6aa51c4"),
+}
+"""The selections of the catalog from before published files had to be checked. They are constant: a changed one would change
+what a new resource without a drafter serves."""
+
+
+def test_earlier_defaults_are_as_before_the_rule_and_all_others_are_checked() -> None:
+    catalog = load_published_catalog()
+    selected = {}
+    for target in {target for entry in catalog.entries for target in entry.targets}:
+        entry = catalog.select_drafter(target)
+        if isinstance(entry, CatalogEntry) and entry.automatic is not AutomaticReason.CHECKED:
+            assert entry.automatic is AutomaticReason.EARLIER_DEFAULT
+            selected[target] = (entry.repo, entry.revision)
+    assert selected == EARLIER_DEFAULTS
+
+
+def test_a_pinned_row_without_a_check_is_listed_and_not_selected() -> None:
+    catalog = load_published_catalog()
+    (match,) = (match for match in catalog.find_matches("Qwen/Qwen3-32B") if match.entry.revision)
+    assert catalog.explain_selection(match, "Qwen/Qwen3-32B") == "files not checked"
+    result = catalog.select_drafter("Qwen/Qwen3-32B")
+    assert isinstance(result, NoMatchingDrafter)
+    assert (
+        "whose files were checked; it has RedHatAI/Qwen3-32B-speculator.eagle3 (EAGLE 3), unchecked: set it in "
+        "spec.drafter.source.huggingFace, {repo: RedHatAI/Qwen3-32B-speculator.eagle3, revision: "
+        "dc84fe7ff1db31efa824776f49c141fc8195eb47}, and preflight checks it."
+    ) in result.message
+
+
+PUBLISHED = f"""[[drafter]]
+targets = ["a/b"]
+kind = "eagle3"
+repo = "c/d"
+source = "a test"
+revision = "{"1" * 40}"
+"""
+
+
 @pytest.mark.parametrize(
-    ("target", "repo"),
+    ("lines", "reason"),
     [
-        ("moonshotai/Kimi-K2.6", "lightseekorg/kimi-k2.6-eagle3.1-mla"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"),
-        ("meta-llama/Llama-3.3-70B-Instruct", "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3"),
-        ("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+        ("", "files not checked"),
+        ('automatic = "earlier default"', "selected (earlier default, files not checked)"),
+        ('automatic = "checked"\nchecked = "2026-11-29"', "selected (checked 2026-11-29)"),
     ],
 )
-def test_widely_used_targets_have_a_pinned_drafter(target: str, repo: str) -> None:
-    chosen = load_published_catalog().select_drafter(target)
-    assert isinstance(chosen, CatalogEntry)
-    assert chosen.repo == repo
+def test_field_automatic_decides_the_selection(lines: str, reason: str) -> None:
+    catalog = parse_catalog(PUBLISHED + lines)
+    (match,) = catalog.find_matches("a/b")
+    assert catalog.explain_selection(match, "a/b") == reason
+    assert isinstance(catalog.select_drafter("a/b"), CatalogEntry) is reason.startswith("selected")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PUBLISHED + 'automatic = "yes"', "'automatic' is 'yes': it must be one of checked, earlier default."),
+        (PUBLISHED + 'automatic = "own"', "'automatic' is 'own': it must be one of checked, earlier default."),
+        (PUBLISHED + 'checked = "2026-11-29"', "has no 'automatic': it must be one of checked, earlier default."),
+        (PUBLISHED + 'automatic = "checked"', "has no 'checked': it must be a day"),
+        (PUBLISHED + 'automatic = "checked"\nchecked = "soon"', "'checked' is 'soon': it must be a day"),
+        (PUBLISHED + 'automatic = "checked"\nchecked = 3', "'checked' is 3: it must be a day"),
+        (PUBLISHED + 'automatic = "earlier default"\nchecked = "2026-11-29"', "'checked' is '2026-11-29': it must be a day"),
+        (
+            PUBLISHED.replace("revision", "reported_revision") + 'automatic = "earlier default"',
+            "has no 'revision': it must be the commit",
+        ),
+    ],
+)
+def test_errors_of_the_field_automatic(text: str, message: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        parse_catalog(text)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("the catalog's row 1 (c/d)")
 
 
 @pytest.mark.parametrize(
     ("target", "config", "message"),
     [
         (
-            "Qwen/Qwen3-32B",
+            "Qwen/Qwen3-14B",
             None,
-            "that is pinned to a commit; it has RedHatAI/Qwen3-32B-speculator.eagle3 (EAGLE 3), ",
+            "that is pinned to a commit; it has RedHatAI/Qwen3-14B-speculator.eagle3 (EAGLE 3), ",
         ),
         (
             "openai/gpt-oss-20b",
@@ -179,8 +264,11 @@ GOOD = {"targets": '["a/b"]', "kind": '"eagle3"', "repo": '"c/d"'}
         ({"acceptance": "2.5"}, "'acceptance' is 2.5: it must be a table of workloads"),
         ({"acceptance": "{ a = 0.5 }"}, "'acceptance' is {'a': 0.5}"),
         ({"revision": '"main"'}, "'revision' is 'main': it must be a full commit"),
+        ({"reported_revision": '"main"'}, "'reported_revision' is 'main': it must be a full commit"),
+        ({"licence": "true"}, "'licence' is True: it must be a string"),
         ({"shape": '"llama"'}, "'shape' is 'llama': it must be a table with model_type, hidden_size, layers, vocab_size"),
         ({"shape": "{ model_type = 3 }"}, "the catalog entry 'mine': 'shape' is {'model_type': 3}: it must have model_type"),
+        ({"automatic": '"checked"'}, "has the field 'automatic', which does not exist: the fields are targets, repo, "),
         ({"notes": "3"}, "'notes' is 3: it must be a string"),
         ({"color": "3"}, "has the field 'color', which does not exist: the fields are targets, repo, "),
         ({"kind": "eagle3"}, "the catalog entry 'mine' is not TOML: "),

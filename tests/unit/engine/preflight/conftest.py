@@ -215,6 +215,8 @@ class FakeHub:
     """Host of each request, and whether it carried a token."""
     html_after: int | None = None
     """Number of responses after which a proxy's HTML comes instead."""
+    card: object = None
+    """The metadata of the model card."""
     truncated_responses: int = 0
     """Number of responses to cut off in the middle."""
 
@@ -244,7 +246,8 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
             if state.token and host.startswith("127.0.0.1") and self.headers.get("Authorization") != f"Bearer {state.token}":
                 return self.respond(401, b"")
             if self.path in (f"/api/models/me/model/revision/{name}" for name in ("main", state.commit)):
-                return self.respond(200, json.dumps({"sha": state.commit, "siblings": state.files()}).encode())
+                listing = {"sha": state.commit, "siblings": state.files(), "cardData": state.card}
+                return self.respond(200, json.dumps(listing).encode())
             if state.redirects_weights and self.path.endswith(".safetensors") and host.startswith("127.0.0.1"):
                 return self.respond(302, b"", {"Location": f"http://localhost:{host.partition(':')[2]}{self.path}"})
             path = state.folder / self.path.removeprefix(f"/me/model/resolve/{state.commit}/")

@@ -94,6 +94,18 @@ V31_OFF = {"fc_norm": False, "norm_output": False}
 V1 = {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 64, 1]]}
 
+LATER_LAYER = {
+    **{f"layers.1.{norm}_layernorm.weight": ("BF16", (64,)) for norm in ("input", "post_attention")},
+    "layers.1.self_attn.q_proj.weight": ("BF16", (64, 64)),
+    "layers.1.self_attn.k_proj.weight": ("BF16", (32, 64)),
+    "layers.1.self_attn.v_proj.weight": ("BF16", (32, 64)),
+    "layers.1.self_attn.o_proj.weight": ("BF16", (64, 64)),
+    **{f"layers.1.mlp.{name}_proj.weight": ("BF16", (96, 64)) for name in ("gate", "up")},
+    "layers.1.mlp.down_proj.weight": ("BF16", (64, 96)),
+}
+TWO_LAYERS = {"num_hidden_layers": 2, "sliding_window": 64}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
 CASES: list[tuple[str, Change, Severity]] = [
     ("C1", version("0.22.0"), PASS),
     ("C1", version("0.21.0"), ERROR),
@@ -209,6 +221,16 @@ CASES: list[tuple[str, Change, Severity]] = [
     ("C9", drafter(offsets=(2, 0, -2, *range(3, 128))), PASS),
     ("C9", drafter(offsets=tuple(range(0, 256, 2))), ERROR),
     ("C9", lambda small_models: {"drafter": replace(small_models.drafter(), tensors=None)}, INFO),
+    ("C9", drafter(num_hidden_layers=2, add=LATER_LAYER), PASS),
+    ("C9", drafter(num_hidden_layers=2), ERROR),
+    ("C9", drafter(num_hidden_layers=3, add=LATER_LAYER), ERROR),
+    ("C9", drafter(add=LATER_LAYER), ERROR),
+    ("C9", drafter(num_hidden_layers=2, add={**LATER_LAYER, "layers.1.self_attn.q_proj.weight": ("BF16", (64, 128))}), ERROR),
+    (
+        "C9",
+        drafter(num_hidden_layers=2, add={k: v for k, v in LATER_LAYER.items() if "down_proj" not in k}),
+        ERROR,
+    ),
     ("C10", {}, PASS),
     ("C10", spec(method=None), ERROR),
     ("C11", {}, PASS),
@@ -326,6 +348,11 @@ CASES: list[tuple[str, Change, Severity]] = [
     ("C36", {}, PASS),
     ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "0"}}, PASS),
     ("C36", {"environment": {"VLLM_USE_RUST_FRONTEND": "1"}}, INFO),
+    ("C38", {}, PASS),
+    ("C38", drafter(**TWO_LAYERS, layer_types=[SLIDING] * 2), PASS),
+    ("C38", drafter(**TWO_LAYERS, layer_types=[SLIDING, FULL]), INFO),
+    ("C38", both(V1, drafter(**TWO_LAYERS, layer_types=[SLIDING, FULL])), ERROR),
+    ("C38", drafter(**MLA, **TWO_LAYERS, layer_types=[SLIDING] * 2), WARNING),
     ("C37", {}, PASS),
     ("C37", args(kv_cache_dtype="fp8"), PASS),
     ("C37", both(args(kv_cache_dtype="float16", dtype="bfloat16"), version("0.32.0")), PASS),
@@ -373,7 +400,7 @@ def test_every_check_has_a_case_that_passes_and_one_that_fails() -> None:
         assert severities & {PASS, SKIP}, f"{check.id} has no case that passes"
         assert severities & {ERROR, WARNING, INFO}, f"{check.id} has no case that fails"
         assert check.max_severity in severities, f"{check.id} has no case of its maximum severity"
-    assert [check.id for check in list_checks()] == [f"C{number}" for number in range(1, 38)]
+    assert [check.id for check in list_checks()] == [f"C{number}" for number in range(1, 39)]
 
 
 ORDER = [SKIP, PASS, INFO, WARNING, ERROR]
@@ -396,7 +423,7 @@ def test_a_fitting_pair_passes(small_models: Any) -> None:
     report = run_preflight(small_models.subject())
     assert report.passed
     assert not list(report.with_severity(WARNING))
-    assert report.summary == "preflight passed: 6 notes, 30 passed"
+    assert report.summary == "preflight passed: 6 notes, 31 passed"
 
 
 def test_one_error_fails_the_report(small_models: Any) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from aerie.checkpoints import HubClient, HubError, HubRejectionError, read_checkpoint_directory, read_repository
+from aerie.checkpoints import (
+    HubClient,
+    HubError,
+    HubRejectionError,
+    RepositoryInfo,
+    read_checkpoint_directory,
+    read_repository,
+)
 from aerie.engine.models.checkpoint import CheckpointError
 
 
@@ -100,6 +107,25 @@ def test_hub_gives_the_same_as_the_folder_at_one_commit(small_models: Any, hub: 
         name: (t.dtype, t.shape, t.begin, t.end) for name, t in (expected.tensors or {}).items()
     }
     assert all(hub.commit in path for path, _ in hub.requests[1:])
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        (None, ""),
+        ([], ""),
+        ({}, ""),
+        ({"license": "mit", "license_name": "x"}, "mit"),
+        ({"license": "other", "license_name": "nvidia-open-model-license"}, "nvidia-open-model-license"),
+        ({"license": "other"}, "other"),
+        ({"license": ["mit", "apache-2.0"]}, ""),
+    ],
+)
+def test_repository_info_has_the_licence_of_the_card(hub: Any, card: object, licence: str) -> None:
+    hub.folder.mkdir()
+    hub.card = card
+    with HubClient(hub.address) as client:
+        assert client.read_repository_info("me/model") == RepositoryInfo(hub.commit, licence)
 
 
 def test_hub_reads_no_weights(small_models: Any, hub: Any, read: Read) -> None:

@@ -42,7 +42,7 @@ from aerie.engine.drafter_endpoint.state import (
     WindowCursor,
 )
 from aerie.engine.metrics.histogram import Histogram
-from aerie.engine.metrics.sample import Counters
+from aerie.engine.metrics.sample import Counters, SpeculationCounters
 from aerie.manifests import naming
 from aerie.rollout.facts.drafters import CallResult, DrafterObservation, with_state
 from aerie.rollout.facts.snapshot import Snapshot
@@ -105,6 +105,7 @@ class Counts:
             queue_seconds=0.0,
             time_to_first_token=histogram,
             time_per_output_token=histogram,
+            speculation=SpeculationCounters(steps, 3 * steps, tokens - steps, ((tokens - steps) / 3,) * 3),
         )
 
 

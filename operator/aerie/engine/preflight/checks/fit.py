@@ -196,6 +196,35 @@ def check_aux_layer_count(inputs: PreflightInput) -> Iterable[CheckResult]:
 
 
 @register_check(
+    "C38",
+    "attention of the drafter's layers",
+    rationale="model runner V1 fails to start if only some layers have a sliding window; the DeepSeek class ignores a window",
+    max_severity=Severity.ERROR,
+    source="vLLM 0.32 v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group; models/deepseek_eagle3.py",
+)
+@eagle3_only
+def check_layer_kinds(inputs: PreflightInput) -> Iterable[CheckResult]:
+    attention, family = inputs.drafter_model.attention, inputs.drafter_model.family
+    count, sliding = attention.layer_count or 1, attention.sliding_layer_count
+    if family == "mla" and sliding:
+        yield warning(
+            f"the drafter's sliding_window is {attention.sliding_window}, which vLLM's DeepSeek class ignores: past it, the "
+            "drafter sees more than in its training",
+            "train it without a window",
+        )
+    elif 0 < sliding < count:
+        evidence = f"{sliding} of the drafter's {count} layers have a sliding window"
+        runner, reason = inputs.model_runner
+        if runner == 1:
+            fix = "use a drafter whose layers are all of one kind"
+            yield error(f"{evidence}, which model runner V1 ({reason}) rejects at the start", fix)
+        else:
+            yield info(f"{evidence}, which only model runner V2 ({reason}) accepts")
+    else:
+        yield pass_check(f"{count} of one kind" if count > 1 else "one layer")
+
+
+@register_check(
     "C4",
     "auxiliary layer ids",
     rationale="without ids vLLM reads its default layers: a drafter trained on other layers reached AL 1.04",

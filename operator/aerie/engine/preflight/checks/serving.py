@@ -219,7 +219,9 @@ def check_lora(inputs: PreflightInput) -> Iterable[CheckResult]:
 def check_gpu_count(inputs: PreflightInput) -> Iterable[CheckResult]:
     resource, required = inputs.gpu_resource, inputs.arguments.gpus_per_replica
     parallelism = f"the engine needs {required} (tensor x pipeline x data parallel)"
-    if inputs.gpu_count is None:
+    if resource is None:
+        yield skip("there is no manifest of a pod")
+    elif inputs.gpu_count is None:
         request = f"the pod requests GPUs by {resource}" if resource else "the pod requests no GPUs"
         yield info(f"{request}, and {parallelism}: the number could not be checked")
     elif inputs.gpu_count < required:

@@ -18,6 +18,8 @@ from aerie.engine.preflight.registry import eagle3_only, register_check
 from aerie.engine.preflight.report import CheckResult, Severity, error, info, pass_check, warning
 
 _EXPORT_AGAIN = "export the drafter again"
+_MAX_LAYERS = 64
+"""Layers of a drafter that are looked for; those of published ones have up to five."""
 _TENSOR_NAME_ROOTS = frozenset(
     {"fc", "fc_norm", "input_norm", "midlayer", "layers", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "mask_hidden", "model"}
 )
@@ -108,6 +110,7 @@ def check_weights_match_config(inputs: PreflightInput) -> Iterable[CheckResult]:
         *_check_fc(tensors, drafter),
         *_check_norms(tensors, drafter),
         *_check_layer(tensors, drafter),
+        *_check_later_layers(tensors, drafter),
         *_check_lm_head(tensors, drafter, vocab_size),
         *_check_d2t(tensors, drafter, inputs.drafter.d2t_offsets, vocab_size),
     ]
@@ -203,6 +206,34 @@ def _check_layer(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> It
             "set architectures in its config.json to Eagle3Qwen3ForCausalLM",
         )
     yield from _check_attention_shapes(tensors, drafter)
+
+
+def _check_later_layers(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
+    """Check the layers after the first, which read the state of the layer before, without the embedding."""
+    count = drafter.attention.layer_count
+    if count is None:
+        return
+    parts: dict[int, set[str]] = {number: set() for number in range(1, min(count, _MAX_LAYERS))}
+    for name in tensors:
+        if (match := re.match(r"layers\.(\d{1,9})\.(.*)", name)) and int(match[1]) > 0:
+            parts.setdefault(int(match[1]), set()).add(match[2].rpartition(".")[0])
+    fix = "set num_hidden_layers to the number of trained layers, or export the drafter again"
+    for number, actual in sorted(parts.items()):
+        if number >= count:
+            yield error(f"num_hidden_layers is {count}, and there are tensors layers.{number}.*: the engine fails to start", fix)
+            return
+        missing = [part for part in _required_layer_parts(drafter, actual) if part not in actual and part != "hidden_norm"]
+        if missing:
+            absent = f"is no layers.{number}.{missing[0]}" if actual else f"are no tensors layers.{number}.*"
+            yield error(f"num_hidden_layers is {count}, and there {absent}: vLLM would use uninitialised memory", fix)
+            return
+        if drafter.hidden_size and not drafter.is_quantized and drafter.family != "mla":
+            name = f"layers.{number}.self_attn.q_proj.weight"
+            if name in tensors and tensors[name].shape[1:] != (drafter.hidden_size,):
+                shape = list(tensors[name].shape)
+                yield error(
+                    f"{name} has shape {shape}, and needs the hidden size, {drafter.hidden_size}, as input", _EXPORT_AGAIN
+                )
 
 
 def _check_attention_shapes(tensors: Mapping[str, TensorInfo], drafter: DrafterModel) -> Iterable[CheckResult]:
