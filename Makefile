@@ -8,8 +8,8 @@ PARALLEL := --numprocesses=auto --maxprocesses=4
 QUICK := $(or $(PKG),$(filter-out binaries drafter simulator __pycache__,$(notdir $(wildcard tests/unit/*))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check lint-release \
-	crds bench bundle site lock clean
+.PHONY: help setup setup-lab demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check \
+	lint-release crds bench bundle site lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -17,7 +17,10 @@ help: ## list the targets
 setup: ## make .venv hold what requirements/dev.txt names (every target below does this itself)
 	@python3 scripts/setup.py
 
-demo: setup ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm or vllm-in-place: with real vLLM on CPU; CLUSTER=kind or k3d: in containers, with your Docker; SHOW=refresh: a drafter is trained further on recorded prompts; KEEP=1: keep the cluster
+setup-lab:
+	@python3 scripts/setup.py --lab
+
+demo: $(if $(CLUSTER),setup,setup-lab) ## show Aerie on a real Kubernetes cluster on this machine; ENGINE=vllm or vllm-in-place: with real vLLM on CPU; CLUSTER=kind or k3d: in containers, with your Docker; SHOW=refresh: a drafter is trained further on recorded prompts; KEEP=1: keep the cluster
 	@$(BIN)/aerie-lab demo $(if $(ENGINE),--engine "$(ENGINE)") $(if $(CLUSTER),--cluster "$(CLUSTER)") $(if $(SHOW),--show "$(SHOW)") $(if $(KEEP),--keep)
 
 quick: setup ## format, lint, types, layers, words and the fast unit tests, in a minute; PKG=folder of tests/unit: its tests alone
@@ -37,16 +40,16 @@ quick-layers:
 quick-tests:
 	@HYPOTHESIS_PROFILE=quick $(BIN)/pytest -q -m "not slow" $(PARALLEL) --dist=worksteal $(QUICK:%=tests/unit/%)
 
-test: setup ## run all tests: the lab's, real vLLM's and the unit tests, side by side
+test: setup-lab ## run all tests: the lab's, real vLLM's and the unit tests, side by side
 	@$(BIN)/python scripts/run_tests.py
 
 test-unit: setup ## run the tests that need no cluster (minutes)
 	@$(BIN)/pytest $(PARALLEL) --dist=loadfile tests/unit
 
-test-lab: setup ## run the tests against two clusters of the lab (minutes)
+test-lab: setup-lab ## run the tests against two clusters of the lab (minutes)
 	@$(BIN)/pytest --numprocesses=2 --dist=loadfile tests/lab
 
-test-vllm: setup ## run the tests against real vLLM on CPU
+test-vllm: setup-lab ## run the tests against real vLLM on CPU
 	@$(BIN)/pytest tests/vllm
 
 check: setup ## format, lint, types, import layers, generated files, commands named in the README, words

@@ -1,21 +1,26 @@
 """Install exactly the locked packages and the project itself in `.venv`; do nothing if they are already there.
 
+With --lab the programs of the lab are built at the same time: pip needs one processor and the network, Go the others.
+
 Only the standard library, and syntax that an old Python can read: it has to run before anything is installed, and to
 reject a Python that is too old with one sentence.
 
 Guarantees: a step is recorded by the hash of all that it depends on, after it has ended well; so an interrupted
 set-up is repaired by the next one, and a finished one takes a few milliseconds. Concurrent set-ups wait for each
-other. Every failure ends with one sentence and status 1. Not detected: manual changes of `.venv`.
+other. Every failure ends with one sentence and status 1; a failed build of the lab's programs is only reported, because what
+needs them builds them again. Not detected: manual changes of `.venv`.
 """
 
 import fcntl
 import hashlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 OLDEST = (3, 11)
 CANDIDATES = ("python3", "python3.13", "python3.12", "python3.11")
@@ -23,6 +28,8 @@ VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 # Modules that a virtual environment needs; some distributions have them in separate packages.
 # The path is the real one: `python3` may be that of an activated .venv, which set-up is about to remove.
 LOCATE = "import os, sys, venv, ensurepip; print(os.path.realpath(sys.executable))"
+LAB_OPTION = "--lab"
+LAB_BUILD = "aerie_lab.binaries"
 # Seconds between two lines of progress while pip works.
 BEAT = 10.0
 
@@ -81,6 +88,7 @@ def run_pip(venv: Path, what: str, arguments: List[str]) -> None:
     print_progress(what + " (log: " + str(log.relative_to(ROOT)) + ")")
     begin = beat = time.monotonic()
     command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--progress-bar=off", "--no-input", "--retries=2"]
+    command.append("--no-compile")  # most modules are never imported; Python compiles the others when they are
     with log.open("wb") as output:
         pip = subprocess.Popen(command + arguments, cwd=str(ROOT), stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -120,7 +128,19 @@ def explain_pip_failure(output: str, log: Path) -> str:
     return "pip failed: %s (all of it: %s)." % (errors[0] if errors else "no error was named", log)
 
 
-def set_up(venv: Path) -> None:
+def start_lab_build(python: str) -> "subprocess.Popen[bytes]":
+    """Start to build the lab's programs, with this Python."""
+    return subprocess.Popen([python, "-m", LAB_BUILD], cwd=str(ROOT), env=dict(os.environ, PYTHONPATH=str(ROOT / "lab")))
+
+
+def end_lab_build(build: "Optional[subprocess.Popen[bytes]]") -> None:
+    """End the build, if it has not ended."""
+    if build is not None and build.poll() is None:
+        build.send_signal(signal.SIGINT)
+        build.wait()
+
+
+def set_up(venv: Path, with_lab: bool) -> None:
     """Update `venv` step by step; a step is skipped if its stamp contains its key."""
     lock = (ROOT / "requirements" / "dev.txt").read_bytes()
     projects = [ROOT, *sorted(path.parent for path in ROOT.glob("*/pyproject.toml"))]
@@ -132,26 +152,37 @@ def set_up(venv: Path) -> None:
 
     if read(project_stamp) == project_key:
         return
-    if read(packages_stamp) != packages_key:
-        if venv.exists():
-            print_progress("removing .venv: it is unfinished, or made for another lock or Python")
-            shutil.rmtree(str(venv))
-        print_progress("creating .venv with Python " + version)
-        result = subprocess.run(
-            [python, "-m", "venv", str(venv)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            universal_newlines=True,
-        )
-        if result.returncode != 0:
-            lines = result.stdout.strip().splitlines()
-            raise SetupError("python -m venv failed: %s." % (lines[-1] if lines else "it gave no reason"))
-        count = sum(1 for line in lock.splitlines() if b"==" in line)
-        run_pip(venv, "installing %d pinned packages" % count, ["--require-hashes", "-r", "requirements/dev.txt"])
-        packages_stamp.write_text(packages_key)
-    editable = [argument for project in projects for argument in ("--editable", str(project))]
-    run_pip(venv, "installing aerie itself, editable", ["--no-deps", "--no-build-isolation", *editable])
-    project_stamp.write_text(project_key)
+    lab_build = start_lab_build(python) if with_lab else None
+    try:
+        if read(packages_stamp) != packages_key:
+            install_packages(venv, python, version, lock)
+            packages_stamp.write_text(packages_key)
+        editable = [argument for project in projects for argument in ("--editable", str(project))]
+        run_pip(venv, "installing aerie itself, editable", ["--no-deps", "--no-build-isolation", *editable])
+        project_stamp.write_text(project_key)
+        if lab_build is not None:
+            lab_build.wait()
+    finally:
+        end_lab_build(lab_build)
+
+
+def install_packages(venv: Path, python: str, version: str, lock: bytes) -> None:
+    """Make a new `venv` with the packages of the lock."""
+    if venv.exists():
+        print_progress("removing .venv: it is unfinished, or made for another lock or Python")
+        shutil.rmtree(str(venv))
+    print_progress("creating .venv with Python " + version)
+    result = subprocess.run(
+        [python, "-m", "venv", str(venv)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
+    if result.returncode != 0:
+        lines = result.stdout.strip().splitlines()
+        raise SetupError("python -m venv failed: %s." % (lines[-1] if lines else "it gave no reason"))
+    count = sum(1 for line in lock.splitlines() if b"==" in line)
+    run_pip(venv, "installing %d pinned packages" % count, ["--require-hashes", "-r", "requirements/dev.txt"])
 
 
 def read(stamp: Path) -> str:
@@ -163,7 +194,7 @@ def main() -> int:
         # Beside .venv, because a set-up may remove .venv.
         with (ROOT / ".venv.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            set_up(ROOT / ".venv")
+            set_up(ROOT / ".venv", LAB_OPTION in sys.argv[1:])
     except SetupError as error:
         print("setup: " + str(error), file=sys.stderr)
         return 1

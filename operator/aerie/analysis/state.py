@@ -14,7 +14,7 @@ counted separately, blocks excluded for unequal loads are counted as such, and t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aerie.analysis.criteria.criterion import FAILED_REQUESTS, Criterion
@@ -26,6 +26,7 @@ from aerie.analysis.measurement.blocks import ArmCounts, ClosedBlock
 from aerie.analysis.measurement.load_match import LOAD_TOLERANCE, LoadMatch
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, RareEvents
 from aerie.analysis.statistics.crash_rate import CrashCounts
+from aerie.analysis.statistics.field_values import field_values
 from aerie.analysis.statistics.peer_dispersion import PeerDeviations
 from aerie.analysis.statistics.shares import ShareCounts
 
@@ -101,12 +102,12 @@ class AnalysisState:
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict. The fields of `PairedMoments` and the like are lists, in the order of their definition."""
         document = {name: getattr(self, name) for name in self.__slots__}
-        document["paired_moments"] = {name: list(astuple(pairs)) for name, pairs in self.paired_moments.items()}
-        document["share_counts"] = {name: list(astuple(shares)) for name, shares in self.share_counts.items()}
+        document["paired_moments"] = {name: field_values(pairs) for name, pairs in self.paired_moments.items()}
+        document["share_counts"] = {name: field_values(shares) for name, shares in self.share_counts.items()}
         document["peers"] = self.peers.to_dict()
         document["crashes"] = self.crashes.to_dict()
-        document["failed_requests"] = list(astuple(self.failed_requests))
-        document["load_match"] = list(astuple(self.load_match))
+        document["failed_requests"] = field_values(self.failed_requests)
+        document["load_match"] = field_values(self.load_match)
         document["excluded_pods"] = dict(self.excluded_pods)
         document["equivalence"] = None if self.equivalence is None else self.equivalence.to_dict()
         return document

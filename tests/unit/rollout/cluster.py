@@ -28,6 +28,7 @@ from aerie.rollout.facts.snapshot import Snapshot
 from aerie.rollout.plan import ReconcilePlan
 from aerie.rollout.reconcile import build_reconcile_plan, with_apply_errors
 from tests.snapshots import build_snapshot
+from tests.unit.rollout.cluster_state import copied
 from tests.unit.rollout.controllers import BROKEN_DRAFTERS, SimulatedControllers
 from tests.unit.rollout.world import IMAGE, side
 
@@ -124,7 +125,7 @@ class Cluster(SimulatedControllers):
     def reconcile(self, parts: int = 10**6) -> Reconcile:
         """Reconcile once, and crash after this number of writes."""
         observed, serving = self.observed(), self.serving_by_deployment()
-        before = copy.deepcopy(self.document.get("status"))
+        before = copied(self.document.get("status"))
         plan = build_reconcile_plan(observed, IMAGE, self.now, self.catalog)
         written = bool(plan.objects_to_apply or plan.objects_to_delete or plan.events or plan.status.to_dict() != before)
         requeue_after = self._apply_plan(observed, plan, parts) if written else plan.requeue_after
@@ -216,7 +217,7 @@ class Cluster(SimulatedControllers):
     def apply(self, item: dict[str, Any]) -> None:
         kind, name = item["kind"], item["metadata"]["name"]
         before = self.objects.get((kind, name))
-        applied = copy.deepcopy(item)
+        applied = copied(item)
         applied["metadata"]["uid"] = before["metadata"]["uid"] if before else f"c{next(self.counter)}"
         applied["metadata"]["creationTimestamp"] = before["metadata"]["creationTimestamp"] if before else self.now.isoformat()
         if before and before.get("status"):

@@ -7,7 +7,7 @@ Not guaranteed: transitions. Controllers and faults change the state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ class Pod:
     """Node on which it runs; empty while it waits for room."""
     gone_at: datetime | None = None
     """Time at which it has drained; None: not before its node comes back."""
+    _built: tuple[Any, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+    """The last object, and what it depends on."""
 
     @property
     def alive(self) -> bool:
@@ -69,6 +71,13 @@ class Pod:
         self.state, self.since, self.serves_at = state, now, serves_at
 
     def document(self) -> dict[str, Any]:
+        """Return its object in the API server; it must not be changed. It is built again only after a change of the pod."""
+        depends_on = (self.state, self.since, self.restarts, self.ended, self.deleted, self.node)
+        if self._built is None or self._built[0] != depends_on:
+            self._built = depends_on, self._build_document()
+        return self._built[1]
+
+    def _build_document(self) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "name": self.name,
             "labels": dict(self.labels),

@@ -56,11 +56,11 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def set_up(project: Path, path: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def set_up(project: Path, *options: str, path: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run setup.py, with the wheel beside the lock as the only registry."""
     registry = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(project / "requirements")}
     return subprocess.run(
-        [sys.executable, str(project / "scripts/setup.py")],
+        [sys.executable, str(project / "scripts/setup.py"), *options],
         env={**os.environ, **registry, "PATH": path or os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
@@ -118,6 +118,37 @@ def test_no_network_is_one_sentence(project: Path) -> None:
     assert done.stderr.startswith("setup: the Python package registry cannot be reached")
     assert done.stderr.count("\n") == 1
     assert not (project / ".venv/.packages").exists()
+
+
+def write_lab_build(project: Path, code: str) -> None:
+    """Give the project a lab whose build is this code."""
+    package = project / "lab/aerie_lab/binaries"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package.parent / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(code)
+
+
+@pytest.mark.slow
+def test_lab_is_built_meanwhile_and_its_failure_is_none_of_set_up(project: Path) -> None:
+    write_lab_build(
+        project, "import pathlib, sys; pathlib.Path('built').write_text(str(pathlib.Path('.venv').exists())); sys.exit(1)"
+    )
+    done = set_up(project, "--lab")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (project / ".venv/.project").exists()
+    (project / "built").unlink()
+    assert set_up(project, "--lab").stdout == ""
+    assert not (project / "built").exists(), "what is set up is not built again by each command"
+
+
+@pytest.mark.slow
+def test_failed_set_up_ends_the_build_of_the_lab(project: Path) -> None:
+    code = "import pathlib, time\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    pathlib.Path('ended').touch()\n"
+    write_lab_build(project, code)
+    (project / "requirements/dev.txt").write_text(f"pinned==1.0 --hash=sha256:{'0' * 64}\n")
+    assert set_up(project, "--lab").returncode == 1
+    assert (project / "ended").exists()
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from aerie.analysis.statistics.confidence_sequence import RareEvents
+from aerie.analysis.statistics.field_values import field_values
 
 ANSWERS_ALPHA = 0.002
 """Chance that an equal canary is ever taken for one that changes answers."""
@@ -261,7 +262,7 @@ class AnswerCounts:
         """Return the counts for JSON; sums are lists, in the order of their fields. Counts of 0 are left out."""
         document = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
-            name: list(astuple(value)) if isinstance(value, DifferenceSums) else value
+            name: field_values(value) if isinstance(value, DifferenceSums) else value
             for name, value in document.items()
             if value not in (0, DifferenceSums())
         }

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+
+from aerie.analysis.statistics.field_values import field_values
 
 DECAY_BLOCKS = 60
 """Blocks after which the weight of a block has decayed to a third: two hours of two-minute blocks."""
@@ -64,7 +66,7 @@ class LoadCurve:
         )
 
     def to_list(self) -> list[float]:
-        return list(astuple(self))
+        return field_values(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class LoadCurveFit:
         return LoadCurve(slope, curvature, self.reference_output)
 
     def to_list(self) -> list[float]:
-        return list(astuple(self))
+        return field_values(self)
 
 
 def _subtract_mean(values: list[float]) -> list[float]:

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from aerie.analysis.statistics.calibration import MAX_FOLLOWED_PODS, Dispersion, PodEffect, deviations_from_others
+from aerie.analysis.statistics.field_values import field_values
 
 BATCH_BLOCKS = 8
 """Blocks in a batch: a quarter of an hour of two-minute blocks."""
@@ -113,7 +114,7 @@ class PeerDeviations:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "pods": {name: list(astuple(sums)) for name, sums in self.pods.items()},
+            "pods": {name: field_values(sums) for name, sums in self.pods.items()},
             "batches": [self.batch_count, self.batch_squares],
         }
 

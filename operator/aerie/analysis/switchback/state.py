@@ -18,13 +18,14 @@ are therefore evidence of their own (`verdict`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aerie.analysis.reference import AcceptanceCounts
 from aerie.analysis.state import VerdictOutcome
 from aerie.analysis.statistics.confidence_sequence import PairedMoments, RareEvents
 from aerie.analysis.statistics.crash_rate import SECONDS_PER_HOUR, CrashCounts
+from aerie.analysis.statistics.field_values import field_values
 from aerie.analysis.statistics.shares import ShareCounts
 from aerie.analysis.switchback.carryover import shown_share
 from aerie.analysis.switchback.design import begins_with_repeat, drafter_in_window, partnership
@@ -80,14 +81,14 @@ class SwitchbackState:
         return {
             "closed_pair_count": self.closed_pair_count,
             "open_windows": {
-                key: [None if result.counts is None else list(astuple(result.counts)), result.restarts]
+                key: [None if result.counts is None else field_values(result.counts), result.restarts]
                 for key, result in self.open_windows.items()
             },
-            "tests": {name: [*astuple(test)[:-1], list(test.log_wealth)] for name, test in self.tests.items()},
-            "moments": {name: list(astuple(pairs)) for name, pairs in self.moments.items()},
-            "carryover_moments": {name: list(astuple(pairs)) for name, pairs in self.carryover_moments.items()},
-            "failed_requests": list(astuple(self.failed_requests)),
-            "request_shares": list(astuple(self.request_shares)),
+            "tests": {name: [*field_values(test)[:-1], list(test.log_wealth)] for name, test in self.tests.items()},
+            "moments": {name: field_values(pairs) for name, pairs in self.moments.items()},
+            "carryover_moments": {name: field_values(pairs) for name, pairs in self.carryover_moments.items()},
+            "failed_requests": field_values(self.failed_requests),
+            "request_shares": field_values(self.request_shares),
             "crashes": self.crashes.to_dict(),
             "canary_acceptance": list(self.canary_acceptance),
             "counted_pairs": self.counted_pairs,

@@ -24,8 +24,9 @@ block; and that arms have metrics in each observation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -311,12 +312,17 @@ class _ArmSums:
     first_token_seconds: float = 0.0
 
     def __add__(self, other: _ArmSums) -> _ArmSums:
-        positions = max(len(self.accepted_by_position), len(other.accepted_by_position))
-        padded = [arm.accepted_by_position + (0.0,) * (positions - len(arm.accepted_by_position)) for arm in (self, other)]
-        own, others = (replace(arm, accepted_by_position=()) for arm in (self, other))
-        numbers = [left + right for left, right in zip(astuple(own), astuple(others), strict=True)]
-        total = _ArmSums(*numbers)
-        return replace(total, accepted_by_position=tuple(left + right for left, right in zip(*padded, strict=True)))
+        positions = itertools.zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0.0)
+        return _ArmSums(
+            self.drafts + other.drafts,
+            self.accepted + other.accepted,
+            tuple(left + right for left, right in positions),
+            self.decode_tokens + other.decode_tokens,
+            self.steps + other.steps,
+            self.step_seconds + other.step_seconds,
+            self.first_tokens + other.first_tokens,
+            self.first_token_seconds + other.first_token_seconds,
+        )
 
     def to_metrics(self) -> dict[str, Any]:
         """Return the metrics that the sums determine, rounded."""
