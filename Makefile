@@ -44,7 +44,7 @@ test: setup-lab ## run all tests: the lab's, real vLLM's and the unit tests, sid
 	@$(BIN)/python scripts/run_tests.py
 
 test-unit: setup ## run the tests that need no cluster (minutes)
-	@$(BIN)/pytest $(PARALLEL) --dist=loadfile tests/unit
+	@$(BIN)/pytest $(PARALLEL) --dist=loadfile --no-loadscope-reorder tests/unit
 
 test-lab: setup-lab ## run the tests against two clusters of the lab (minutes)
 	@$(BIN)/pytest --numprocesses=2 --dist=loadfile tests/lab

@@ -34,8 +34,8 @@ COMMANDS = {
     "The tests with the lab": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "tests/lab"),
     # One process: two engines at once are slower than one after the other.
     "The tests with real vLLM": (*PYTEST, "tests/vllm"),
-    # Two processes: both processors are free when the others have ended.
-    "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "tests/unit"),
+    # Two processes: both processors are free when the others have ended. The files in tests/conftest.py's order.
+    "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "tests/unit"),
 }
 """The commands by name. The first one's output is shown while it runs."""
 NICENESS = {"The tests with real vLLM": 2, "The unit tests": 14}

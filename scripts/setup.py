@@ -88,7 +88,6 @@ def run_pip(venv: Path, what: str, arguments: List[str]) -> None:
     print_progress(what + " (log: " + str(log.relative_to(ROOT)) + ")")
     begin = beat = time.monotonic()
     command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--progress-bar=off", "--no-input", "--retries=2"]
-    command.append("--no-compile")  # most modules are never imported; Python compiles the others when they are
     with log.open("wb") as output:
         pip = subprocess.Popen(command + arguments, cwd=str(ROOT), stdout=output, stderr=subprocess.STDOUT)
         try:

@@ -62,7 +62,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(tier(item.path))
         if is_quick():
             limit_state_machine(item)
-    items.sort(key=lambda item: TIERS.index(tier(item.path)))  # stable: the order inside a tier stays
+    # Files with slow tests begin, so that no worker has minutes of them at the end while another has nothing left. Stable: the
+    # order inside a file stays.
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (TIERS.index(tier(item.path)), item.path not in slow_files))
 
 
 def pytest_collection_finish() -> None:

@@ -71,8 +71,8 @@ def install_environment(
     failure = pip.install_lock(
         target_folder / "bin" / "python",
         environment.lock,
-        # pip's cache would take as much disk again, for what is installed once; of ten thousands of modules few are imported.
-        ["--no-cache-dir", "--no-compile"],
+        # pip's cache would take as much disk again, for what is installed once.
+        ["--no-cache-dir"],
         folder=work_folder,
         # pip unpacks below TMPDIR, and /tmp is often small.
         environment={**os.environ, "TMPDIR": str(work_folder)},
