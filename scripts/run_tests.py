@@ -40,6 +40,9 @@ COMMANDS = {
 """The commands by name. The first one's output is shown while it runs."""
 NICENESS = {"The tests with real vLLM": 2, "The unit tests": 14}
 """Niceness of the commands by name; 0 for the others."""
+ENVIRONMENT = {"GOGC": "200"}
+"""Variables where the caller has none of that name. The labs' control planes are busy: they collect garbage less often than idle
+ones, which takes memory and saves CPU time."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_LINES = 60
 """Number of lines of a failed command that are repeated: pytest's summary, and the end of the output before it."""
@@ -70,6 +73,7 @@ def run_side_by_side(commands: Mapping[str, Sequence[str]], niceness: Mapping[st
                 # Separate sessions, so that Ctrl-C reaches each of them once, from here.
                 running[name] = subprocess.Popen(
                     ("nice", "-n", str(niceness.get(name, 0)), *command),
+                    env={**ENVIRONMENT, **os.environ},
                     stdin=subprocess.DEVNULL,
                     stdout=logs[name],
                     stderr=logs[name],

@@ -30,13 +30,15 @@ class Component:
     use_lab_certificates: bool = False
     """Whether `health_url` is requested with the lab's certificates."""
     environment: dict[str, str] = field(default_factory=dict)
+    """Variables where the lab's caller has none of that name."""
 
 
 def build_components(folder: Path, find_program: Callable[[str], Path]) -> list[Component]:
     """Return the lab's processes in their start order. `find_program` returns a program by its name."""
     certificates = folder / "certificates"
     configs = folder / "components"
-    # The heap of an idle control plane is small: collecting it a little more often costs nothing and saves a third of it.
+    # The heap of an idle control plane is small: collecting it a little more often costs nothing and saves a third of it. Under
+    # load it does cost CPU time, so `make test` sets another value.
     frugal = {"GOGC": "60"}
     etcd = Component(
         "etcd",

@@ -108,7 +108,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **part.component.environment},
+                env={**part.component.environment, **os.environ},
                 start_new_session=True,
             )
         except OSError as error:

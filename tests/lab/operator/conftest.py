@@ -268,7 +268,9 @@ class OperatorLauncher:
         if in_lab_network:
             network = ["--network", str(process.find_lab_pid(lab.folder))]
             command = [sys.executable, "-m", "aerie_lab.sandbox.inside", *network, *command]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self._lock, self._count = threading.Lock(), itertools.count(1)
         self.started: list[ForkedOperator] = []
 
