@@ -28,7 +28,6 @@ import aerie.controller.operator  # noqa: F401 - the import takes most of a star
 from aerie.cli import main
 from aerie.controller import clock, leader_election
 
-
 SESSION_NICENESS = -5
 
 
