@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 # The path is the real one: `python3` may be that of an activated .venv, which set-up is about to remove.
 LOCATE = "import os, sys, venv, ensurepip; print(os.path.realpath(sys.executable))"
 LAB_OPTION = "--lab"
+# The module that builds the lab's programs; it needs no installed package.
 LAB_BUILD = "aerie_lab.binaries"
 # Seconds between two lines of progress while pip works.
 BEAT = 10.0
@@ -135,7 +135,7 @@ def start_lab_build(python: str) -> "subprocess.Popen[bytes]":
 def end_lab_build(build: "Optional[subprocess.Popen[bytes]]") -> None:
     """End the build, if it has not ended."""
     if build is not None and build.poll() is None:
-        build.send_signal(signal.SIGINT)
+        build.terminate()
         build.wait()
 
 

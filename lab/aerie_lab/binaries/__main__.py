@@ -2,8 +2,8 @@
 
 Only the standard library, because no package is installed yet. Envoy and vLLM are not built here: they are Python packages.
 
-Guarantees: it ends with the process that started it, and leaves no unfinished build. A failure is one line and status 1; what
-needs the program later builds it again, and reports why it cannot.
+Guarantees: it ends with the process that started it, at SIGTERM or SIGINT, and leaves no unfinished build then. A failure is one
+line and status 1; what needs the program later builds it again, and reports why it cannot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def print_progress(line: str) -> None:
 
 
 def main() -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    # SIGINT too: a shell starts background jobs with SIGINT ignored, and the build would continue.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         for name in DEFAULT_FAMILY_NAMES:
             if name in FAMILIES:

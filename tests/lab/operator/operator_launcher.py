@@ -29,6 +29,7 @@ from aerie.cli import main
 from aerie.controller import clock, leader_election
 
 SESSION_NICENESS = -5
+"""Niceness of the operators' session; that of an engine's is 0."""
 
 
 def prefer_session() -> None:

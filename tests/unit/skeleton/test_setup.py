@@ -144,7 +144,11 @@ def test_lab_is_built_meanwhile_and_its_failure_is_none_of_set_up(project: Path)
 
 @pytest.mark.slow
 def test_failed_set_up_ends_the_build_of_the_lab(project: Path) -> None:
-    code = "import pathlib, time\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    pathlib.Path('ended').touch()\n"
+    code = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('ended').touch(), sys.exit()))\n"
+        "time.sleep(600)\n"
+    )
     write_lab_build(project, code)
     (project / "requirements/dev.txt").write_text(f"pinned==1.0 --hash=sha256:{'0' * 64}\n")
     assert set_up(project, "--lab").returncode == 1

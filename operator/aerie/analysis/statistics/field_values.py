@@ -1,6 +1,6 @@
 """The values of a record's fields, as the state of an analysis stores them.
 
-`dataclasses.astuple` does the same, but copies every value deeply: it took a tenth of a reconcile's time.
+`dataclasses.astuple` does the same, but copies every value deeply, and a reconcile packs the state each time.
 
 Guarantee: the values in the order of the fields' definition. Not guaranteed: a copy of a value that can change.
 """
