@@ -8,7 +8,7 @@ PARALLEL := --numprocesses=auto --maxprocesses=4
 QUICK := $(or $(PKG),$(filter-out binaries drafter simulator __pycache__,$(notdir $(wildcard tests/unit/*))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-lab demo test test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check \
+.PHONY: help setup setup-lab demo test test-all test-unit test-lab test-vllm quick quick-lint quick-types quick-layers quick-tests check \
 	lint-release crds bench bundle site lock clean
 
 help: ## list the targets
@@ -40,8 +40,11 @@ quick-layers:
 quick-tests:
 	@HYPOTHESIS_PROFILE=quick $(BIN)/pytest -q -m "not slow" $(PARALLEL) --dist=worksteal $(QUICK:%=tests/unit/%)
 
-test: setup-lab ## run all tests: the lab's, real vLLM's and the unit tests, side by side
+test: setup-lab ## run the tests: the lab's, real vLLM's and the unit tests, side by side
 	@$(BIN)/python scripts/run_tests.py
+
+test-all: setup-lab ## the same with more seeds, sizes and faults, as every night (hours)
+	@$(BIN)/python scripts/run_tests.py --all
 
 test-unit: setup ## run the tests that need no cluster (minutes)
 	@$(BIN)/pytest $(PARALLEL) --dist=loadfile --no-loadscope-reorder tests/unit

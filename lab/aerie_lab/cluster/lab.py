@@ -31,6 +31,7 @@ from aerie_lab.cluster.start import build_api_url, read_supervisor_status, start
 from aerie_lab.errors import LabError, StartError, StateError
 from aerie_lab.images.table import ImageTable
 from aerie_lab.kube.client import KubeClient, KubeObject
+from aerie_lab.kube.reader import ObjectReader
 from aerie_lab.paths import lab_folder
 from aerie_lab.settings import LabSettings
 
@@ -147,6 +148,10 @@ class Lab:
     def client(self) -> KubeClient:
         """Return an asynchronous client of the API server, as the administrator."""
         return KubeClient(self.api_url, self.folder / "certificates", "admin")
+
+    def reader(self) -> ObjectReader:
+        """Return a reader of the API server's objects, as the administrator."""
+        return ObjectReader(self.api_url, self.folder / "certificates", "admin")
 
     def status(self) -> dict[str, Any]:
         """Return the status of the components."""

@@ -80,7 +80,7 @@ class KubeClient:
             ) as response:
                 raw = await response.read()
                 if response.status >= 400:
-                    raise _build_error(response.status, raw)
+                    raise build_error(response.status, raw)
                 return json.loads(raw) if "json" in response.content_type else raw.decode(errors="replace")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise KubeError(0, "Unreachable", f"{method} {url_path}: {str(error) or type(error).__name__}") from error
@@ -138,7 +138,7 @@ class KubeClient:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
             async with self._http.get(url_path, params=query, timeout=timeout) as response:
                 if response.status >= 400:
-                    raise _build_error(response.status, await response.read())
+                    raise build_error(response.status, await response.read())
                 buffer = bytearray()
                 async for chunk in response.content.iter_any():
                     buffer += chunk
@@ -154,7 +154,8 @@ class KubeClient:
             raise KubeError(0, "Unreachable", f"watch {url_path}: {str(error) or type(error).__name__}") from error
 
 
-def _build_error(status: int, raw: bytes) -> KubeError:
+def build_error(status: int, raw: bytes) -> KubeError:
+    """Return the error of a response, with the server's own message."""
     try:
         document = json.loads(raw)
         return KubeError(status, document.get("reason", ""), document.get("message", ""))

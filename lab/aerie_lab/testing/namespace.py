@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from aerie_lab.cluster import Lab
-from aerie_lab.errors import LabError
+from aerie_lab.errors import KubeError, LabError
 from aerie_lab.faults import FaultInjector
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ class Namespace:
         self.lab = lab
         self.name = name
         self.faults = FaultInjector(lab)
+        self._reader = lab.reader()
 
     def apply(self, *objects: dict[str, Any] | str) -> None:
         """Apply objects, as dicts or as YAML, into this namespace unless they name another."""
@@ -60,18 +61,21 @@ class Namespace:
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """Return one object."""
-        document: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-o", "json"))
-        return document
+        return self._reader.get(kind, name, self.name)
 
-    def list_all(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        """Return all objects of a kind."""
-        arguments = ["get", kind, "-o", "json", *(["-l", selector] if selector else [])]
-        items: list[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
-        return items
+    def list_all(self, kinds: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return all objects of a kind, or of several with commas between them."""
+        return self._reader.list_all(kinds, self.name, selector)
 
     def exists(self, kind: str, name: str) -> bool:
         """Return whether the object exists."""
-        return bool(self.kubectl("get", kind, name, "--ignore-not-found", "-o", "name").strip())
+        try:
+            self.get(kind, name)
+        except KubeError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
 
     def wait_until(
         self, kind: str, name: str, check: Callable[[dict[str, Any]], object], description: str, *, timeout_seconds: float = 120.0

@@ -32,8 +32,7 @@ class BulkChange:
         return OUTCOMES[number % len(OUTCOMES)]
 
     async def create_all(self) -> None:
-        """Create all first revisions, after those of the scenarios."""
-        await self.environment.all_serve.wait()
+        """Create all first revisions, and wait until they serve."""
         for number, case in enumerate(self.cases):
             await case.apply(self.document(number, "eagle3"))
         for case in self.cases:

@@ -91,7 +91,6 @@ class Case:
         """Apply the resource and wait until its first revision serves; return the revision."""
         await self.apply(document)
         await self.until(lambda status: status.get("phase") == "Ready", "the first revision serves")
-        self.environment.mark_serving(self.name)
         return str(self.status["stable"]["revision"])
 
     async def annotate(self, **actions: str | None) -> None:
@@ -203,14 +202,6 @@ class Environment:
     faults: FaultInjector
     killed_in: dict[str, str] = field(default_factory=dict)
     """Resource whose change of phase killed the operator, by phase."""
-    waiting: set[str] = field(default_factory=set)
-    """Scenarios whose first revision does not serve yet."""
-    all_serve: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def mark_serving(self, name: str) -> None:
-        self.waiting.discard(name)
-        if not self.waiting:
-            self.all_serve.set()
 
     def kill_in_new_phase(self, item: Object) -> None:
         """Kill the operator when the first canary enters a phase."""

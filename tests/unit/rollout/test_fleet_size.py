@@ -15,6 +15,7 @@ import pytest
 from aerie.manifests import naming
 from aerie.rollout.facts import pod_failures
 from tests.golden import Messages
+from tests.nightly import at_night
 from tests.unit.rollout.cluster_state import is_pod_of
 from tests.unit.rollout.world import START, World, masked, monitored_world, serving_world, world_in_phase
 
@@ -110,7 +111,8 @@ def slow_world(replicas: int, cls: type[SlowWorld] = SlowWorld, **spec: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("replicas", "load"), [(1, 300), (3, 1200), (24, 300), (32, 300), (40, 300), (64, 120), (64, 1700), (200, 120)]
+    ("replicas", "load"),
+    [(1, 300), (3, 1200), (24, 300), (32, 300), (40, 300), at_night((64, 120)), (64, 1700), at_night((200, 120))],
 )
 def test_healthy_rollout_of_any_size_is_promoted(replicas: int, load: float) -> None:
     class Loading(SlowWorld):

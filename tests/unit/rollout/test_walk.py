@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.nightly import use_each_nth
 from tests.unit.rollout import invariants
 from tests.unit.rollout.cluster import MINUTE, Cluster
 from tests.unit.rollout.pods import Pod
@@ -38,19 +39,19 @@ STEPS = 25
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", use_each_nth(3, SEEDS))
 def test_random_walk_satisfies_invariants(seed: int) -> None:
     Walk(seed).go(STEPS).finish()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20, 30))
+@pytest.mark.parametrize("seed", use_each_nth(3, range(20, 30)))
 def test_random_walk_with_two_gpu_products_satisfies_invariants(seed: int) -> None:
     Walk(seed, mixed=True).go(STEPS).finish()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40, 52))
+@pytest.mark.parametrize("seed", use_each_nth(3, range(40, 52)))
 def test_random_walk_with_shadow_evaluations_satisfies_invariants(seed: int) -> None:
     walk = Walk(seed, cluster_in_phase("Evaluating"), shadow=True)
     walk.go(STEPS).finish()
@@ -120,7 +121,7 @@ def cluster_in_phase(phase: str) -> Cluster:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", use_each_nth(2, PHASES))
 def test_every_field_may_change_in_every_phase(phase: str) -> None:
     """Change each field once, with a value that depends on the phase, and the ramp to each value; then let time pass."""
     cluster = cluster_in_phase(phase)

@@ -1,7 +1,8 @@
 """Runs one replica by the clock: completes due steps, and notifies those who wait for tokens.
 
-The replica's steps end at their own times, however late the event loop looks: lateness delays answers by a millisecond or so and
-never adds up. Nothing here knows of HTTP.
+The replica's steps end at their own times, however late the event loop looks: lateness delays what a client sees, by a
+millisecond or so, and never adds up. Where nobody streams, the loop looks after several steps at once: a whole answer may be up
+to MAX_ANSWER_DELAY_SECONDS late. Nothing here knows of HTTP.
 
 A pause begins when the step in flight ends. Then no request advances until the engine is resumed; requests and KV cache stay, and
 new requests wait. Not guaranteed: that a request which arrives in a pause joins the first step after it; it joins the second.
@@ -17,6 +18,10 @@ from collections.abc import AsyncIterator, Mapping
 from aerie_lab.engine.core.replica import Replica
 from aerie_lab.engine.performance_model.acceptance import Acceptance
 from aerie_lab.engine.performance_model.request import Request
+
+MAX_ANSWER_DELAY_SECONDS = 0.025
+"""Maximum time from the end of the step that completes a whole answer to the look that notices it. Forty engines that looked
+after each step of 12 ms would need most of a processor."""
 
 
 class EngineStoppedError(Exception):
@@ -157,8 +162,15 @@ class ReplicaDriver:
 
     def _schedule_tick(self) -> None:
         end = self.replica.next_step_end
-        if self._timer is None and end is not None and end <= self._pause_time and not self.stopped:
-            self._timer = self._loop.call_at(end - self._epoch_offset, self._tick)
+        if end is None or end > self._pause_time or self.stopped:
+            return
+        streams = any(handle.stream for handle in self._handles.values())
+        look_time = end - self._epoch_offset + (0.0 if streams else MAX_ANSWER_DELAY_SECONDS)
+        if self._timer is not None:
+            if self._timer.when() <= look_time:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(look_time, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

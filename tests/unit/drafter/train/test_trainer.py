@@ -30,6 +30,7 @@ from aerie_drafter.train.settings import TrainingSettings, parse_settings
 from aerie_drafter.train.setup import build_trainer, prepare_data
 from aerie_drafter.train.states import InProcessTarget, load_model, load_tokenizer
 from aerie_drafter.train.trainer import EvaluationReport, StepReport, scheduled_learning_rate
+from tests.nightly import at_night
 
 Write = Callable[..., Path]
 
@@ -472,7 +473,7 @@ except CheckpointError as error:
 """
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training.pt"])
+@pytest.mark.parametrize("name", ["model.safetensors", at_night("training.pt")])
 def test_a_full_disk_keeps_the_previous_checkpoint(settings_of: Make, tmp_path: Path, name: str) -> None:
     settings = settings_of()
     ended = run_child(_FULL.replace("NAME", name), settings, tmp_path)

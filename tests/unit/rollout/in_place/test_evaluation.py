@@ -18,6 +18,7 @@ from aerie.engine.drafter_endpoint.state import PodIsolation
 from aerie.rollout.in_place.engine_pods import list_engine_pods
 from aerie.rollout.in_place.evaluation import EvaluationProgress, plan_evaluation_calls
 from aerie.rollout.in_place.trial import resume_trial
+from tests.nightly import at_night, use_each_nth
 from tests.unit.rollout.in_place import reports
 from tests.unit.rollout.in_place.fleet import EFFECTS, Fleet, serving_fleet
 
@@ -88,7 +89,7 @@ def set_traffic(fleet: Fleet, requests_per_second: float) -> None:
 
 
 @pytest.mark.parametrize("requests_per_second", [0.0, 0.2, 20.0])
-@pytest.mark.parametrize("name", ["better", "equal"])
+@pytest.mark.parametrize("name", ["better", at_night("equal")])
 def test_an_accepted_drafter_is_promoted_after_the_time_of_the_ramp_whatever_the_traffic(
     name: str, requests_per_second: float
 ) -> None:
@@ -291,7 +292,7 @@ def test_without_an_evaluator_the_rollout_continues_after_the_limit() -> None:
 
 
 @pytest.mark.parametrize("requests_per_second", [0.0, 0.2])
-@pytest.mark.parametrize("name", ["better", "worse", "equal"])
+@pytest.mark.parametrize("name", use_each_nth(2, ["better", "worse", "equal"]))
 def test_copies_of_few_requests_end_without_a_verdict_and_the_rollout_continues(name: str, requests_per_second: float) -> None:
     fleet = begin(name, shadow=COPIES, rollout=GATEWAY, requests_per_second=requests_per_second)
     for engine in fleet.engines.values():
@@ -311,7 +312,7 @@ def test_copies_of_few_requests_end_without_a_verdict_and_the_rollout_continues(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["better", "worse"])
+@pytest.mark.parametrize("name", ["worse", at_night("better")])
 def test_of_a_thousand_pods_one_is_isolated(name: str) -> None:
     fleet = begin(name, 1000)
     fleet.run_until_phase("Evaluating")
@@ -382,15 +383,15 @@ def test_an_engine_whose_key_is_in_no_secret_gets_no_requests() -> None:
     finish(fleet, drafter="better")
 
 
-def test_the_operator_may_end_at_any_time() -> None:
-    for delay in (2, 12, 25, 40, 60, 90):
-        fleet = begin("better", seed=delay)
-        fleet.run_until_phase("Evaluating")
-        fleet.run(delay * SECOND)
-        fleet.restart_operator()
-        fleet.run_until_phase("Ready")
-        assert outcome(fleet)[0] == "Promoted"
-        finish(fleet, drafter="better")
+@pytest.mark.parametrize("delay", use_each_nth(2, (2, 12, 25, 40, 60, 90)))
+def test_the_operator_may_end_at_any_time(delay: int) -> None:
+    fleet = begin("better", seed=delay)
+    fleet.run_until_phase("Evaluating")
+    fleet.run(delay * SECOND)
+    fleet.restart_operator()
+    fleet.run_until_phase("Ready")
+    assert outcome(fleet)[0] == "Promoted"
+    finish(fleet, drafter="better")
 
 
 def test_an_operator_that_stays_away_leaves_all_pods_to_their_users() -> None:

@@ -12,6 +12,7 @@ import pytest
 from aerie.api.types.base import format_timestamp
 from aerie.engine.metrics.exposition import MAX_COUNTER_VALUE
 from aerie.rollout.facts.concurrency import ConcurrencyLimits, StartPermission, allocate_slots, read_slot_claim
+from tests.nightly import at_night, use_each_nth
 from tests.unit.rollout.in_place import fleet as fleet_module
 from tests.unit.rollout.in_place.fleet import Fleet, digest_of, serving_fleet
 
@@ -355,7 +356,7 @@ def test_trial_grows_and_replaces_pods_that_are_gone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 200])
+@pytest.mark.parametrize("replicas", [1, at_night(200)])
 def test_promotion_takes_less_than_a_minute(replicas: int) -> None:
     fleet = begin("better", replicas)
     fleet.run_until_phase("Promoting")
@@ -530,7 +531,7 @@ def test_windows_are_short_where_pods_are_first_read_late(event: str) -> None:
     assert first_window_seconds(fleet) == 4.0
 
 
-@pytest.mark.parametrize("value", [MAX_COUNTER_VALUE, 1e15, 1.0])
+@pytest.mark.parametrize("value", use_each_nth(2, [MAX_COUNTER_VALUE, 1e15, 1.0]))
 def test_any_counters_that_a_report_can_have_leave_the_status_writable(value: float) -> None:
     """A larger value makes the counters invalid (engine/drafter_endpoint/state.py)."""
     fleet = begin("equal", 2, requests_per_second=5.0)

@@ -21,6 +21,7 @@ from aerie.rollout.facts.arm_metrics import ArmMetrics, awaits_reference, deboun
 from aerie.rollout.in_place.trial import resume_trial
 from aerie.rollout.plan import ReconcilePlan
 from tests.golden import Messages
+from tests.nightly import use_each_nth
 from tests.unit.controller.scraping.test_sliding_window import engine_sample
 from tests.unit.rollout.in_place.fleet import EFFECTS, Counts, Fleet, serving_fleet
 from tests.unit.rollout.in_place.test_evaluation import PROMPTS
@@ -164,7 +165,7 @@ def watch(requests_per_hour: float, days: float, *, falls_by: float = 0.0) -> li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("requests_per_hour", [1, 10, 36, 100, 720])
+@pytest.mark.parametrize("requests_per_hour", use_each_nth(2, [1, 10, 36, 100, 720]))
 def test_noise_is_no_regression(requests_per_hour: float) -> None:
     assert watch(requests_per_hour, 40) == []
 
