@@ -1,9 +1,9 @@
-"""Run the tests as three commands: the lab's, then those with real vLLM, and beside both the unit tests.
+"""Run the tests as three commands side by side: the lab's, which mostly wait, those with real vLLM, and the others.
 
-The unit tests have the processors that the others leave. Tests of the lab and of vLLM would delay each other, and operators and
-engines of a lab do work in each second, so that a delayed test also costs more. Linux shares the processors between sessions
-first (autogroups), and only within one by niceness; each node and engine of a lab is a session. So each command is a session
-too, which has the niceness as well.
+Those without the lab have what it leaves of the processors, those with real vLLM before the others. A lab's operators and
+engines work in each second, so a delay of its tests also costs more. Linux shares the processors between sessions first
+(autogroups), and only within one by niceness; each node and engine of a lab is a session. So each command is a session too,
+which has the niceness as well.
 
 Guarantees: every test runs in one of the three, those marked `nightly` with `--all` alone; output of the first is shown
 immediately, and that of each other as a whole after it, also after a failure or Ctrl-C; the last lines of a failed command are
@@ -26,25 +26,24 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 PYTEST = (sys.executable, "-m", "pytest", "--durations=12")
+LONGER_LIMIT = "--timeout=1800"
+"""A time limit of a test in place of pyproject.toml's, which is for a processor of one's own."""
 WITHOUT_NIGHTLY = ("-m", "not nightly")
 COMMANDS = {
     # Two labs, each with files of its own: tests of the lab mostly wait.
     "The tests with the lab": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "tests/lab"),
     # One process: two engines at once are slower than one after the other.
-    "The tests with real vLLM": (*PYTEST, "tests/vllm"),
-    # Two processes: both processors are free when the others have ended. The files in tests/conftest.py's order. The time limit
-    # is longer than pyproject.toml's, which is for a processor of one's own.
-    "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--timeout=1800", "tests/unit"),
+    "The tests with real vLLM": (*PYTEST, LONGER_LIMIT, "tests/vllm"),
+    # Two processes: both processors are free when the others have ended. The files in tests/conftest.py's order.
+    "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", LONGER_LIMIT, "tests/unit"),
 }
 """The commands by name, with all tests. The first one's output is shown while it runs."""
-AFTER_FIRST = frozenset({"The tests with real vLLM"})
-"""Names of the commands that start when the first has ended."""
-NICENESS = {"The unit tests": 19}
+NICENESS = {"The tests with real vLLM": 10, "The unit tests": 19}
 """Niceness of the commands by name; 0 for the others."""
 ENVIRONMENT = {"GOGC": "200"}
 """Variables where the caller has none of that name. The labs' control planes are busy: they collect garbage less often than idle
@@ -58,62 +57,46 @@ POLL_SECONDS = 0.2
 """Seconds between two reads of the first command's log."""
 
 
-def run_side_by_side(
-    commands: Mapping[str, Sequence[str]],
-    niceness: Mapping[str, int] = NICENESS,
-    after_first: Collection[str] = AFTER_FIRST,
-) -> int:
-    """Run the commands, by name, and return the first exit status other than 0. After a signal no other command starts."""
+def run_side_by_side(commands: Mapping[str, Sequence[str]], niceness: Mapping[str, int] = NICENESS) -> int:
+    """Run the commands, by name, and return the first exit status other than 0."""
     with contextlib.ExitStack() as files:
         logs = {name: files.enter_context(tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log")) for name in commands}
         first, *others = commands
         for name in others:
-            when = "start after these" if name in after_first else "run beside these"
-            print(f"{name} {when}; their output follows at the end, and is so far in {logs[name].name}", flush=True)
+            print(f"{name} run beside these; their output follows at the end, and is so far in {logs[name].name}", flush=True)
         running: dict[str, subprocess.Popen[bytes]] = {}
-        signalled = False
 
         def end(_: int, __: FrameType | None) -> None:
-            nonlocal signalled
-            signalled = True
             for process in running.values():
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
 
-        def start(name: str) -> None:
-            # Separate sessions, so that Ctrl-C reaches each of them once, from here.
-            running[name] = subprocess.Popen(
-                ("nice", "-n", str(niceness.get(name, 0)), *commands[name]),
-                env={**ENVIRONMENT, **os.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=logs[name],
-                stderr=logs[name],
-                start_new_session=True,
-            )
-            set_session_niceness(running[name].pid, niceness.get(name, 0))
-
         # Set before they start: they would inherit an ignored SIGINT, which a shell sets for background jobs.
         before = [signal.signal(number, end) for number in ENDING]
         try:
-            for name in commands:
-                if name not in after_first:
-                    start(name)
+            for name, command in commands.items():
+                # Separate sessions, so that Ctrl-C reaches each of them once, from here.
+                running[name] = subprocess.Popen(
+                    ("nice", "-n", str(niceness.get(name, 0)), *command),
+                    env={**ENVIRONMENT, **os.environ},
+                    stdin=subprocess.DEVNULL,
+                    stdout=logs[name],
+                    stderr=logs[name],
+                    start_new_session=True,
+                )
+                set_session_niceness(running[name].pid, niceness.get(name, 0))
             print_log(running[first], logs[first].name)
-            for name in others:
-                if name in after_first and not signalled:
-                    start(name)
             statuses = {name: process.wait() for name, process in running.items()}
         finally:
             for number, handler in zip(ENDING, before, strict=True):
                 signal.signal(number, handler)
-        ended = [name for name in others if name in statuses]
-        for name in ended:
-            print(f"\n{name}, which ran {'after' if name in after_first else 'beside'} these:", flush=True)
+        for name in others:
+            print(f"\n{name}, which ran beside these:", flush=True)
             logs[name].seek(0)
             shutil.copyfileobj(logs[name], sys.stdout.buffer)
-        failed = [name for name in commands if statuses.get(name)]
+        failed = [name for name, status in statuses.items() if status]
         for name in failed:
-            if name != ended[-1]:
+            if name != others[-1]:
                 print(f"\n{name} ended with status {statuses[name]}; the last lines were:", flush=True)
                 logs[name].seek(0)
                 sys.stdout.buffer.writelines(deque(logs[name], LAST_LINES))
@@ -122,7 +105,7 @@ def run_side_by_side(
             logs[name].seek(0)
             sys.stdout.buffer.writelines(itertools.islice(filter(_names_a_test, logs[name]), MOST_NAMED))
         sys.stdout.flush()
-        return next((statuses[name] for name in failed), 0)
+        return next((status for status in statuses.values() if status), 0)
 
 
 def set_session_niceness(pid: int, niceness: int) -> None:
@@ -149,8 +132,8 @@ def print_log(process: subprocess.Popen[bytes], log: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--all", action="store_true", help="also those marked nightly")
+    parser = argparse.ArgumentParser(description="Run the tests, as `make test` does.", allow_abbrev=False)
+    parser.add_argument("--all", action="store_true", help="also those marked nightly, as `make test-all` does")
     more = () if parser.parse_args().all else WITHOUT_NIGHTLY
     # A process that a signal ended has a status below zero.
     sys.exit(abs(run_side_by_side({name: (*command, *more) for name, command in COMMANDS.items()})))

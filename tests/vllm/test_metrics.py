@@ -66,7 +66,7 @@ def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactor
     log = tmp_path_factory.mktemp("vllm") / "log"
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True) as server,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=output, process_group=0) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
 
@@ -81,7 +81,7 @@ def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactor
             yield Engine(client)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)  # it has no state, and its workers are in its session
+                os.killpg(server.pid, signal.SIGKILL)  # it has no state, and its workers are in its group
 
 
 def test_every_metric_is_in_the_exposition(engine: Engine) -> None:

@@ -141,7 +141,7 @@ def start_engine(
             stdout=output,
             stderr=output,
             text=True,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:

@@ -43,11 +43,11 @@ except KeyboardInterrupt:
 NAMES = ("first", "second", "third")
 
 
-def command(*codes: str, niceness: dict[str, int] | None = None, after_first: tuple[str, ...] = ()) -> list[str]:
+def command(*codes: str, niceness: dict[str, int] | None = None) -> list[str]:
     """Return the command that runs these programs side by side, named by their order."""
     code = "import sys; from scripts.run_tests import run_side_by_side as run\n"
     code += f"commands = {{name: (sys.executable, '-c', code) for name, code in zip({NAMES}, sys.argv[1:], strict=True)}}\n"
-    code += f"run = run(commands, {niceness or {}}, {after_first})\n"
+    code += f"run = run(commands, {niceness or {}})\n"
     return [sys.executable, "-c", code + "sys.exit(abs(run))", *codes]
 
 
@@ -84,18 +84,6 @@ def test_the_tests_that_failed_are_named_last() -> None:
     )
 
 
-@pytest.mark.parametrize("status", [0, 1])
-def test_a_command_starts_after_the_first_whatever_its_status(status: int) -> None:
-    codes = ("import time; time.sleep(1); print(time.monotonic_ns())", *2 * ("import time; print(time.monotonic_ns())",))
-    codes = (f"{codes[0]}; raise SystemExit({status})", *codes[1:])
-    done = subprocess.run(command(*codes, after_first=("second",)), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == status
-    assert "second start after these;" in done.stdout
-    assert "\nsecond, which ran after these:\n" in done.stdout
-    first, second, third = map(int, re.findall(r"^\d+$", done.stdout, re.MULTILINE)[:3])
-    assert third < first < second
-
-
 def test_a_command_and_its_session_have_its_niceness() -> None:
     code = "import os, pathlib; print(os.nice(0), *pathlib.Path('/proc').glob('self/autogroup'), os.getsid(0) == os.getpid())\n"
     code += "for path in pathlib.Path('/proc').glob('self/autogroup'): print(path.read_text().split()[-1])"
@@ -108,16 +96,16 @@ def test_a_command_and_its_session_have_its_niceness() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_lets_all_commands_clean_up_and_starts_no_other(number: int, tmp_path: Path) -> None:
+def test_a_signal_lets_all_commands_clean_up(number: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     programs = [PARENT_OF_FIRST, *(WAITS.format(name) for name in NAMES[1:])]
     with out.open("wb") as output:
-        running = subprocess.Popen(command(*programs, after_first=("third",)), cwd=ROOT, stdout=output, stderr=output)
+        running = subprocess.Popen(command(*programs), cwd=ROOT, stdout=output, stderr=output)
 
     def begun() -> bool:
         logs = re.findall(r"so far in (\S+)\n", out.read_text())
         written = "".join(Path(log).read_text() for log in logs) + out.read_text()
-        return all(f"{name} begins" in written for name in NAMES[:2])
+        return all(f"{name} begins" in written for name in NAMES)
 
     try:
         wait_until(begun, "all run")
@@ -126,7 +114,7 @@ def test_a_signal_lets_all_commands_clean_up_and_starts_no_other(number: int, tm
     finally:
         running.kill()
         running.wait()
-    first, second = re.split(r"\w+, which ran beside these:", out.read_text())
+    first, second, third = re.split(r"\w+, which ran beside these:", out.read_text())
     assert "first tidied up" in first
     assert "second tidied up" in second
-    assert "third begins" not in out.read_text()
+    assert "third tidied up" in third

@@ -100,7 +100,7 @@ def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
                 env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a process group of its own, which can be ended whole
+                process_group=0,  # which can be ended whole; its session, and so its share of the processors, is the tests'
             )
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
