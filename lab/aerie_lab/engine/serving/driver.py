@@ -22,6 +22,8 @@ from aerie_lab.engine.performance_model.request import Request
 MAX_ANSWER_DELAY_SECONDS = 0.025
 """Maximum time from the end of the step that completes a whole answer to the look that notices it. Forty engines that looked
 after each step of 12 ms would need most of a processor."""
+MAX_OWN_DELAY_SECONDS = 0.25
+"""The same for a request of the engine itself, for whose answer nobody waits."""
 
 
 class EngineStoppedError(Exception):
@@ -31,10 +33,11 @@ class EngineStoppedError(Exception):
 class RequestHandle:
     """One request in the engine, and the progress that was reported to its client."""
 
-    def __init__(self, request: Request, traffic_class: str, stream: bool) -> None:
+    def __init__(self, request: Request, traffic_class: str, stream: bool, max_delay_seconds: float) -> None:
         self.request = request
         self.traffic_class = traffic_class
         self.stream = stream
+        self.max_delay_seconds = max_delay_seconds
         self.reported_tokens = 0
         self._update_event = asyncio.Event()
         self._stopped = False
@@ -77,12 +80,13 @@ class ReplicaDriver:
         """Return the replica's clock: seconds since 1970, and steady."""
         return self._loop.time() + self._epoch_offset
 
-    def submit(self, request: Request, traffic_class: str, *, stream: bool) -> RequestHandle:
-        """Hand the request to the engine. Raises EngineStoppedError when it has ended."""
+    def submit(self, request: Request, traffic_class: str, *, stream: bool, has_client: bool = True) -> RequestHandle:
+        """Hand the request of a client, or of the engine itself, to the engine. Raises EngineStoppedError when it has ended."""
         if self.stopped:
             raise EngineStoppedError(request.name)
         self.advance_to_now()
-        handle = self._handles[request.name] = RequestHandle(request, traffic_class, stream)
+        max_delay = 0.0 if stream else MAX_ANSWER_DELAY_SECONDS if has_client else MAX_OWN_DELAY_SECONDS
+        handle = self._handles[request.name] = RequestHandle(request, traffic_class, stream, max_delay)
         self._idle.clear()
         self.replica.submit(request, self.now())
         self._schedule_tick()
@@ -164,8 +168,8 @@ class ReplicaDriver:
         end = self.replica.next_step_end
         if end is None or end > self._pause_time or self.stopped:
             return
-        streams = any(handle.stream for handle in self._handles.values())
-        look_time = end - self._epoch_offset + (0.0 if streams else MAX_ANSWER_DELAY_SECONDS)
+        max_delay = min((handle.max_delay_seconds for handle in self._handles.values()), default=MAX_OWN_DELAY_SECONDS)
+        look_time = end - self._epoch_offset + max_delay
         if self._timer is not None:
             if self._timer.when() <= look_time:
                 return

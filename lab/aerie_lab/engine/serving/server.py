@@ -304,7 +304,8 @@ class SimulatorServer:
                     return
                 prompt_tokens = min(turn.prompt_tokens, max_tokens - turn.answer_tokens - 1)
                 request = Request(f"own-{turn.number}", prompt_tokens, turn.answer_tokens, self._acceptance[name])
-                tasks.create_task(self._wait_for_answer(self.driver.submit(request, name, stream=False)))
+                handle = self.driver.submit(request, name, stream=False, has_client=False)
+                tasks.create_task(self._wait_for_answer(handle))
 
     async def _wait_for_answer(self, handle: RequestHandle) -> None:
         try:
