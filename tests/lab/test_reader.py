@@ -39,6 +39,12 @@ def own_part(item: dict[str, object]) -> dict[str, object]:
     return {**item, "status": None, "metadata": {name: value for name, value in metadata.items() if name not in changes}}
 
 
+def test_a_reader_goes_on_after_a_restart_of_the_server(namespace: Namespace) -> None:
+    assert namespace.exists("serviceaccount", "default")
+    namespace.faults.restart("kube-apiserver")
+    assert namespace.exists("serviceaccount", "default"), "the server has closed the first connection"
+
+
 def test_what_does_not_exist_is_named(namespace: Namespace) -> None:
     assert not namespace.exists("configmap", "absent")
     with pytest.raises(KubeError, match=r'^404 NotFound: configmaps "absent" not found$'):

@@ -8,10 +8,9 @@ yet is looked up again.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import ssl
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +43,21 @@ class _Resource:
 
 
 class ObjectReader:
-    """Reads from one API server, as one user, with a connection per request."""
+    """Reads from one API server, as one user, over one connection. Threads may share it; `close` it at the end."""
 
     def __init__(self, server: str, certificates: Path, client: str) -> None:
         self._address = urlsplit(server).netloc
         self._certificates = certificates
         self._client = client
-        self._context: ssl.SSLContext | None = None
+        self._connection: http.client.HTTPSConnection | None = None
+        self._lock = threading.Lock()
         self._resources: dict[str, _Resource] = {}
+
+    def close(self) -> None:
+        """Close the connection. Another read opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def get(self, kind: str, name: str, namespace: str) -> KubeObject:
         """Return one object. Raises KubeError, with status 404 if it or its kind does not exist."""
@@ -91,16 +97,27 @@ class ObjectReader:
         return resources
 
     def _request(self, url_path: str, accept: str = "application/json") -> Any:
-        if self._context is None:
-            self._context = build_tls_context(self._certificates, self._client)
-        connection = http.client.HTTPSConnection(self._address, timeout=_TIMEOUT_SECONDS, context=self._context)
-        with contextlib.closing(connection):
+        with self._lock:
             try:
-                connection.request("GET", url_path, headers={"Accept": accept})
-                response = connection.getresponse()
-                body = response.read()
+                status, body = self._send(url_path, accept)
             except (http.client.HTTPException, OSError) as error:
                 raise KubeError(0, "Unreachable", f"GET {url_path}: {str(error) or type(error).__name__}") from error
-        if response.status >= 400:
-            raise build_error(response.status, body)
+        if status >= 400:
+            raise build_error(status, body)
         return json.loads(body)
+
+    def _send(self, url_path: str, accept: str) -> tuple[int, bytes]:
+        """Return status and body. Repeats what fails on an old connection: a server that restarts closes it."""
+        is_old = self._connection is not None
+        if self._connection is None:
+            context = build_tls_context(self._certificates, self._client)
+            self._connection = http.client.HTTPSConnection(self._address, timeout=_TIMEOUT_SECONDS, context=context)
+        try:
+            self._connection.request("GET", url_path, headers={"Accept": accept})
+            response = self._connection.getresponse()
+            return response.status, response.read()
+        except (http.client.HTTPException, OSError):
+            self.close()
+            if not is_old:
+                raise
+        return self._send(url_path, accept)

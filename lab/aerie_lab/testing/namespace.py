@@ -46,6 +46,10 @@ class Namespace:
         self.faults = FaultInjector(lab)
         self._reader = lab.reader()
 
+    def close(self) -> None:
+        """Close the connection to the API server."""
+        self._reader.close()
+
     def apply(self, *objects: dict[str, Any] | str) -> None:
         """Apply objects, as dicts or as YAML, into this namespace unless they name another."""
         documents: list[dict[str, Any]] = []

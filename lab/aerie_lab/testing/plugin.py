@@ -80,3 +80,4 @@ def new_namespace(lab: Lab, label: str, *, use_hub: bool = True) -> Iterator[Nam
     finally:
         created.faults.undo_all()
         lab.kubectl("delete", "namespace", name, "--wait=false")
+        created.close()

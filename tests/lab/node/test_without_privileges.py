@@ -82,6 +82,7 @@ def test_pods_run_without_privileges(unprivileged_lab: Lab, tmp_path: Path) -> N
     assert not Path("/usr/x").exists()
     namespace.wait_until_ready("serving")
     namespace.kubectl("delete", "pod", "writing", "serving", "--timeout=180s")
+    namespace.close()
 
 
 def test_without_user_namespaces_the_error_names_the_setting() -> None:
