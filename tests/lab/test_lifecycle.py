@@ -19,6 +19,7 @@ from aerie_lab.cluster import Lab, LabSettings, list_lab_names, process, start, 
 from aerie_lab.errors import StartError, StateError
 from aerie_lab.paths import lab_folder
 from aerie_lab.testing import wait_until
+from tests.nightly import at_night
 
 NAME = f"life-{os.getpid()}"
 # SIGINT is ignored where the tests run in the background of a script, and the command would inherit that.
@@ -115,7 +116,7 @@ def test_a_lab_that_ends_with_its_caller_ends_with_it() -> None:
     wait_until(lambda: not [trace for trace in find_traces(NAME) if trace.startswith("process")], "all its processes are gone")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, at_night(signal.SIGHUP)])
 def test_a_signal_in_a_block_takes_the_lab_down_first(number: signal.Signals) -> None:
     code = (
         "import signal; from aerie_lab.cluster import Lab, LabSettings\n"
