@@ -2,7 +2,8 @@
 
 Only the folder determines the tier, so a test cannot be in a tier by mistake or without one.
 
-Environment: HYPOTHESIS_PROFILE=quick runs few examples, as `make quick` does; `full` is the default.
+Environment: HYPOTHESIS_PROFILE=quick runs few examples, as `make quick` does, and `short` some, as `make test` does; `full` is
+the default.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from aerie_lab.errors import LabError
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; more threads wait for each other beside other tests
 pytest_plugins = ["aerie_lab.testing.plugin", "tests.golden"]
 hypothesis.settings.register_profile("full", deadline=None)  # an example that takes 200 ms is no error
+hypothesis.settings.register_profile("short", deadline=None, max_examples=30, stateful_step_count=30)
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10, stateful_step_count=15)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
 
+SHORTER_PROFILES = ("short", "quick")
 TIERS = ("unit", "lab", "vllm")
 BINARIES = {"unit": (), "lab": DEFAULT_FAMILY_NAMES, "vllm": (*DEFAULT_FAMILY_NAMES, "vllm")}
 """Families of binaries that the tests of a tier may use."""
@@ -47,7 +50,10 @@ def is_quick() -> bool:
 def limit_state_machine(item: pytest.Item) -> None:
     """Limit the examples and steps of a hypothesis state machine to the profile's, which its own settings override."""
     case = getattr(item, "cls", None)
-    own, profile = getattr(case, "settings", None), hypothesis.settings.get_profile("quick")
+    own, profile = (
+        getattr(case, "settings", None),
+        hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name()),
+    )
     if case is not None and isinstance(own, hypothesis.settings):
         case.settings = hypothesis.settings(
             own,
@@ -60,7 +66,7 @@ def limit_state_machine(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(tier(item.path))
-        if is_quick():
+        if hypothesis.settings.get_current_profile_name() in SHORTER_PROFILES:
             limit_state_machine(item)
     # Files with slow tests begin, so that no worker has minutes of them at the end while another has nothing left. Stable: the
     # order inside a file stays.

@@ -260,6 +260,7 @@ def events(namespace: Namespace, uid: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.nightly  # test_rollout_faults.py begins with all its resources at once
 def test_fifty_simultaneous_resources_become_ready(
     namespace: Namespace, launcher: Any, processless_resource: ResourceFactory
 ) -> None:

@@ -81,6 +81,7 @@ def serving_fleet(namespace: Namespace, processless_resource: ResourceFactory) -
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.timeout(1500)
+@pytest.mark.nightly  # tests/unit/rollout/test_fleet_size.py has slow promotions of many sizes
 def test_slow_promotion_of_forty_pods_passes_the_deadline(namespace: Namespace, serving_fleet: ResourceFactory) -> None:
     began = time.monotonic()
     old = status(namespace)["stable"]["revision"]
