@@ -44,7 +44,8 @@ from tests.lab.operator.in_place_resources import (
 )
 from tests.lab.operator.test_in_place_rollouts import find_condition, find_expected_drafter, is_measured
 
-pytestmark = pytest.mark.timeout(1800)
+# At night: tests/vllm/test_inplace_kills.py kills in some of the phases, and unit tests restart the operator at any time.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 900.0
 """Maximum for one wait. A minute or two is usual."""
