@@ -100,7 +100,8 @@ def test_two_processes_equal_one_with_accumulation_packing_and_shards(settings_o
     for run, steps in reports.items():
         name = run.split()[0]
         assert [step for step, *_ in steps] == [step for step, *_ in expected[name]]
-        assert [loss for _, loss, _ in steps] == pytest.approx([loss for _, loss, _ in expected[name]], rel=1e-4)
+        # A loss consists of log-probabilities of order 1, which float32 rounds to 1e-7: of a loss below 0.01, more than 1e-4.
+        assert [loss for _, loss, _ in steps] == pytest.approx([loss for _, loss, _ in expected[name]], rel=1e-4, abs=1e-6)
         assert [norm for *_, norm in steps] == pytest.approx([norm for *_, norm in expected[name]], rel=1e-3)
         whole = load_tensors(both.output.folder.parent / "alone" / name)
         of_two = load_tensors(both.output.folder / run)
