@@ -87,9 +87,8 @@ def run_engine(settings: dict[str, Any]) -> None:
     """Run an engine until the connection is closed."""
     # The program's own import of `vllm` is complete: only names that are not imported yet come from these folders.
     sys.path[:0] = settings["path"]
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        settings["path"]
-    )  # vLLM inspects a class that it does not know yet in a new process
+    # vLLM inspects a class that it does not know yet in a new process.
+    os.environ["PYTHONPATH"] = os.pathsep.join(settings["path"])
     with socket.create_connection(("127.0.0.1", settings["port"])) as connection, connection.makefile("rw") as stream:
         log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):

@@ -80,7 +80,7 @@ def test_the_example_is_what_its_script_records() -> None:
     file = ROOT / "examples/metrics/chat.jsonl.gz"
     rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
     count = 9
-    for row, scrape in zip(rows, itertools.islice(iterate_scrapes(), count), strict=False):
+    for row, scrape in zip(rows[:count], itertools.islice(iterate_scrapes(), count), strict=True):
         assert {**row, "page": ""} == {**scrape, "page": ""}
         names, values = split_page(row["page"])
         expected_names, expected_values = split_page(str(scrape["page"]))
@@ -91,9 +91,10 @@ def test_the_example_is_what_its_script_records() -> None:
 
 
 def split_page(page: str) -> tuple[list[str], list[float]]:
-    """Return the names of a page of metrics, with their labels, and the values."""
-    series = [line.rpartition(" ")[::2] for line in page.splitlines() if not line.startswith("#")]
-    return [name for name, _ in series], [float(value) for _, value in series]
+    """Return the lines of a page of metrics without the values, comments whole, and the values."""
+    lines = page.splitlines()
+    names = [line if line.startswith("#") else line.rpartition(" ")[0] for line in lines]
+    return names, [float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")]
 
 
 def as_series(pages: Path) -> dict[str, object]:
