@@ -1,15 +1,15 @@
-"""Run the tests as three commands side by side: the lab's, which mostly wait, those with real vLLM, and the others.
+"""Run the tests as three commands: the lab's, which mostly wait, and beside them those with real vLLM, then the others.
 
-Those without the lab have what it leaves of the processors, those with real vLLM before the others. A lab's operators and
-engines work in each second, so a delay of its tests also costs more. Linux shares the processors between sessions first
-(autogroups), and only within one by niceness; each node and engine of a lab is a session. So each command is a session too,
-which has the niceness as well.
+Those without the lab have what it leaves of the processors. A lab's operators and engines work in each second, so a delay of its
+tests also costs more. Linux shares the processors between sessions first (autogroups), and only within one by niceness; each node
+and engine of a lab is a session. So each command is a session too, which has the niceness as well. One after the other, because
+two that share what a lab leaves have tests that exceed their time limits.
 
 Guarantees: every test runs in one of the three, those marked `nightly` with `--all` alone; output of the first is shown
 immediately, and that of each other as a whole after it, also after a failure or Ctrl-C; the last lines of a failed command are
 repeated, unless they are the last anyway; status and tests of a failure are named at the end, where a truncated log still has
 them; the exit status is 0 only if all are 0. A signal to this process ends all like Ctrl-C in a terminal, pytest with all its
-processes, so that no lab is left running. Not guaranteed: an order between the tests of two commands, and a clean-up after a
+processes, so that no lab is left running. Not guaranteed: an order between the lab's tests and the others, and a clean-up after a
 SIGKILL. `pytest` alone runs everything in one process.
 """
 
@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 PYTEST = (sys.executable, "-m", "pytest", "--durations=12")
 LONGER_LIMIT = "--timeout=1800"
@@ -44,7 +45,9 @@ COMMANDS = {
     "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", LONGER_LIMIT, "tests/unit"),
 }
 """The commands by name, with all tests. The first one's output is shown while it runs."""
-NICENESS = {"The tests with real vLLM": 10, "The unit tests": 19}
+AFTER = {"The unit tests": "The tests with real vLLM"}
+"""The command that has to end before a command begins."""
+NICENESS = {"The tests with real vLLM": 10, "The unit tests": 10}
 """Niceness of the commands by name; 0 for the others."""
 ENVIRONMENT = {"GOGC": "800", "GOMEMLIMIT": "2GiB"}
 """Variables where the caller has none of that name. The labs' control planes are busy: at 200 % a quarter of an API server's time
@@ -58,19 +61,26 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("operator", "drafter", "lab", "plugin")
 """Folders with the packages that the tests' processes import."""
 POLL_SECONDS = 0.2
-"""Seconds between two reads of the first command's log."""
+"""Seconds between two reads of the first command's log, and two looks at which commands have ended."""
 
 
-def run_side_by_side(commands: Mapping[str, Sequence[str]], niceness: Mapping[str, int] = NICENESS) -> int:
+def run_side_by_side(
+    commands: Mapping[str, Sequence[str]], niceness: Mapping[str, int] = NICENESS, after: Mapping[str, str] = AFTER
+) -> int:
     """Run the commands, by name, and return the first exit status other than 0."""
     with contextlib.ExitStack() as files:
         logs = {name: files.enter_context(tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log")) for name in commands}
         first, *others = commands
         for name in others:
-            print(f"{name} run beside these; their output follows at the end, and is so far in {logs[name].name}", flush=True)
+            order = f", after {after[name]!r}" if name in after else ""
+            print(
+                f"{name} run beside these{order}; their output follows at the end, and is so far in", logs[name].name, flush=True
+            )
         running: dict[str, subprocess.Popen[bytes]] = {}
+        signals: list[int] = []
 
-        def end(_: int, __: FrameType | None) -> None:
+        def end(number: int, __: FrameType | None) -> None:
+            signals.append(number)
             for process in running.values():
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGINT)  # the whole group, so that each process takes its own lab down
@@ -78,19 +88,16 @@ def run_side_by_side(commands: Mapping[str, Sequence[str]], niceness: Mapping[st
         # Set before they start: they would inherit an ignored SIGINT, which a shell sets for background jobs.
         before = [signal.signal(number, end) for number in ENDING]
         try:
-            for name, command in commands.items():
-                # Separate sessions, so that Ctrl-C reaches each of them once, from here.
-                running[name] = subprocess.Popen(
-                    ("nice", "-n", str(niceness.get(name, 0)), *command),
-                    env={**ENVIRONMENT, **os.environ},
-                    stdin=subprocess.DEVNULL,
-                    stdout=logs[name],
-                    stderr=logs[name],
-                    start_new_session=True,
-                )
-                set_session_niceness(running[name].pid, niceness.get(name, 0))
-            print_log(running[first], logs[first].name)
-            statuses = {name: process.wait() for name, process in running.items()}
+            with open(logs[first].name, "rb") as written:  # no pipe, which orphaned children could keep open
+                while not _all_ended(running) or (len(running) < len(commands) and not signals):
+                    for name, command in commands.items():
+                        if name not in running and not signals and _may_begin(name, running, after):
+                            running[name] = start(command, logs[name], niceness.get(name, 0))
+                    shutil.copyfileobj(written, sys.stdout.buffer)
+                    sys.stdout.flush()
+                    time.sleep(POLL_SECONDS)
+                shutil.copyfileobj(written, sys.stdout.buffer)
+            statuses = {name: running[name].wait() if name in running else -signals[0] for name in commands}
         finally:
             for number, handler in zip(ENDING, before, strict=True):
                 signal.signal(number, handler)
@@ -112,6 +119,20 @@ def run_side_by_side(commands: Mapping[str, Sequence[str]], niceness: Mapping[st
         return next((status for status in statuses.values() if status), 0)
 
 
+def start(command: Sequence[str], log: IO[bytes], niceness: int) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, so that Ctrl-C in a terminal reaches it once, from this process."""
+    process = subprocess.Popen(
+        ("nice", "-n", str(niceness), *command),
+        env={**ENVIRONMENT, **os.environ},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    set_session_niceness(process.pid, niceness)
+    return process
+
+
 def set_session_niceness(pid: int, niceness: int) -> None:
     """Set the niceness of a process's autogroup (sched(7)). Systems without autogroups have none to set."""
     with contextlib.suppress(OSError):
@@ -123,16 +144,14 @@ def _names_a_test(line: bytes) -> bool:
     return line.startswith((b"FAILED ", b"ERROR "))
 
 
-def print_log(process: subprocess.Popen[bytes], log: str) -> None:
-    """Print the log of a process until it has ended. No pipe, which orphaned children could keep open."""
-    with open(log, "rb") as written:
-        while True:
-            ended = process.poll() is not None
-            shutil.copyfileobj(written, sys.stdout.buffer)
-            sys.stdout.flush()
-            if ended:
-                return
-            time.sleep(POLL_SECONDS)
+def _all_ended(running: Mapping[str, subprocess.Popen[bytes]]) -> bool:
+    return all(process.poll() is not None for process in running.values())
+
+
+def _may_begin(name: str, running: Mapping[str, subprocess.Popen[bytes]], after: Mapping[str, str]) -> bool:
+    """Return whether the command that has to end before has ended."""
+    earlier = after.get(name)
+    return earlier is None or (earlier in running and running[earlier].poll() is not None)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from aerie_lab.errors import LabError
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; more threads wait for each other beside other tests
 pytest_plugins = ["aerie_lab.testing.plugin", "tests.golden"]
 hypothesis.settings.register_profile("full", deadline=None)  # an example that takes 200 ms is no error
-hypothesis.settings.register_profile("short", deadline=None, max_examples=30, stateful_step_count=30)
+hypothesis.settings.register_profile("short", deadline=None, max_examples=15, stateful_step_count=25)
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10, stateful_step_count=15)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
 

@@ -30,6 +30,7 @@ def change_manifest(manifest: Path, folder: Path, before: str, after: str) -> Pa
     return changed
 
 
+@pytest.mark.nightly  # test_container_cluster.py has its commands, test_canary.py its rollouts
 @pytest.mark.timeout(900)
 def test_better_drafter_is_promoted_and_a_worse_one_rolled_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (hub,) = CONTAINER_SCENARIO.prerequisites

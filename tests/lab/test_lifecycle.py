@@ -19,7 +19,7 @@ from aerie_lab.cluster import Lab, LabSettings, list_lab_names, process, start, 
 from aerie_lab.errors import StartError, StateError
 from aerie_lab.paths import lab_folder
 from aerie_lab.testing import wait_until
-from tests.nightly import at_night
+from tests.nightly import at_night, use_each_nth
 
 NAME = f"life-{os.getpid()}"
 # SIGINT is ignored where the tests run in the background of a script, and the command would inherit that.
@@ -70,6 +70,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.nightly  # `make test` runs two
 def test_two_labs_run_side_by_side_and_are_removed() -> None:
     with Lab.up(small_settings()) as first, Lab.up(small_settings(f"{NAME}-b")) as second:
         assert first.api_url != second.api_url
@@ -141,7 +142,7 @@ def test_sigterm_during_up_leaves_no_traces() -> None:
     assert find_traces(NAME) == []
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.0, 1.6, 2.5, 4.0])
+@pytest.mark.parametrize("seconds", use_each_nth(2, [0.3, 1.0, 1.6, 2.5, 4.0]))
 def test_the_next_command_cleans_up_after_ctrl_c_during_up(seconds: float) -> None:
     command = [sys.executable, "-c", READY + "print('begun', flush=True); main()"]
     command += ["up", "--name", NAME, "--nodes=1", "--no-gateway"]

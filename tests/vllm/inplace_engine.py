@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from aerie_drafter.bundle import find_bundle_path
+from aerie_lab.testing.vllm_start import ENVIRONMENT
 from aerie_vllm.worker_protocol import DESCRIBE, STAGE, SWAP
-from tests.vllm.drafter.conftest import ENVIRONMENT
 from tests.vllm.inplace_server import hash_files, write_plugin
 
 PROGRAM = Path(__file__).with_name("inplace_worker_program.py")

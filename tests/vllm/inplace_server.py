@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -20,7 +19,8 @@ from typing import Any
 import httpx
 
 from aerie_drafter.bundle import find_bundle_path
-from tests.vllm.drafter.conftest import ENVIRONMENT, FLAGS, StartError, stop_process
+from aerie_lab.testing.vllm_start import build_environment
+from tests.vllm.drafter.conftest import FLAGS, StartError, stop_process
 
 START_SECONDS = 900.0
 """Longest start: 30 s on an idle machine with two cores, and many times that with a low priority on a busy one."""
@@ -83,9 +83,17 @@ class InPlaceServer:
 
 @contextlib.contextmanager
 def serve_in_place(
-    vllm: Path, folder: Path, drafter: str, *flags: str, environment: Mapping[str, str] | None = None
+    vllm: Path,
+    folder: Path,
+    drafter: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    modules: Sequence[Path] = (),
 ) -> Iterator[InPlaceServer]:
-    """Start vLLM with the bundle's target and one of its drafters, with all of its drafters below the root."""
+    """Start vLLM with the bundle's target and one of its drafters, with all of its drafters below the root.
+
+    The server can import from the folders `modules`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -102,15 +110,14 @@ def serve_in_place(
         *("--middleware=aerie_vllm.endpoint.DrafterEndpoint", "--worker-extension-cls=aerie_vllm.worker.DrafterWorker"),
     ]
     variables = {
-        **ENVIRONMENT,
-        "PYTHONPATH": str(write_plugin(folder / "plugin")),
+        **build_environment(*modules, write_plugin(folder / "plugin")),
         "AERIE_DRAFTER_TOKEN_FILE": str(token_file),
         "AERIE_DRAFTER_ROOTS": str(root),
     }
     with log.open("w") as stream:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **variables, **(environment or {})},
+            env={**variables, **(environment or {})},
             stdout=stream,
             stderr=subprocess.STDOUT,
             process_group=0,  # which can be ended whole; its session, and so its share of the processors, is the tests'

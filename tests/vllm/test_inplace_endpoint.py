@@ -57,8 +57,8 @@ def server(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InP
     (modules / "user_middleware.py").write_text(USER_MIDDLEWARE)
     flags = ["--middleware=user_middleware.answer_all", "--middleware=user_middleware.Greedy"]
     flags += ["--root-path=/chat", "--disable-fastapi-docs", "--enable-request-id-headers"]
-    environment = {"PYTHONPATH": f"{modules}:{folder / 'plugin'}", "VLLM_API_KEY": API_KEY}
-    with serve_in_place(vllm, folder, "eagle31", *flags, environment=environment) as running:
+    environment = {"VLLM_API_KEY": API_KEY}
+    with serve_in_place(vllm, folder, "eagle31", *flags, environment=environment, modules=[modules]) as running:
         yield running
 
 

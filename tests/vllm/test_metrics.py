@@ -25,6 +25,7 @@ from aerie.engine.metrics.names import Metric, MetricType
 from aerie.engine.metrics.sample import Counters, Sample, diff_samples
 from aerie.engine.speculation import Static
 from aerie_lab.testing import wait_until
+from aerie_lab.testing.vllm_start import build_environment
 
 pytestmark = pytest.mark.timeout(2400)  # most of it is for a first installation of vLLM
 
@@ -61,12 +62,10 @@ def engine(vllm: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactor
     command = [str(vllm / "vllm"), "serve", str(tiny_llama), "--served-model-name", "tiny", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-model-len", "1024", "--max-num-seqs", "16", "--dtype", "float32", "--enforce-eager"]
     command += ["--kv-cache-memory-bytes", "67108864", "--speculative-config", SPECULATION]
-    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
-    environment |= {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900"}
     log = tmp_path_factory.mktemp("vllm") / "log"
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, env=environment, stdout=output, stderr=output, process_group=0) as server,
+        subprocess.Popen(command, env=build_environment(), stdout=output, stderr=output, process_group=0) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
 

@@ -43,6 +43,7 @@ from aerie_lab.testing.agreement import (
     run_agreement,
     start_engine,
 )
+from tests.nightly import at_night
 
 pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
 
@@ -182,7 +183,7 @@ def events_if_silent(file: Path) -> list[str]:
 SLOW_STEPS = {"step_time": {"formula": {"base_seconds": 0.006, "seconds_per_token": 0.0}}}
 
 
-@pytest.mark.parametrize("kind", ["real", "simulated"])
+@pytest.mark.parametrize("kind", [at_night("real"), "simulated"])
 def test_sigterm_with_an_open_stream(vllm: Path, tmp_path: Path, kind: EngineKind) -> None:
     """The response never finishes: vLLM ends it with an error or an abort, or sends nothing more."""
     file = tmp_path / "stream"

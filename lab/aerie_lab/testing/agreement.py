@@ -32,6 +32,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aerie_lab.engine.load_generation.traffic import TrafficReport, TrafficTarget, run_closed_loop
 from aerie_lab.engine.load_generation.workload import LengthDistribution, PoissonArrivals, TrafficClass, generate_turns
 from aerie_lab.engine.performance_model.acceptance import CLASS_ACCEPTANCE
+from aerie_lab.testing import vllm_start
 
 BUNDLE_FOLDER = Path(os.environ.get("AERIE_BUNDLE", Path(__file__).resolve().parents[3] / "drafter" / "bundle"))
 """The shipped target and drafters."""
@@ -108,16 +109,7 @@ def build_speculative_config(drafter: Path, **more: str) -> str:
 
 def build_engine_environment(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment, equal for both; `options` are the simulator's own."""
-    return {
-        **os.environ,
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Five seconds by default, as long as httpx keeps one: on busy cores a request would meet a connection that is closing.
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
-        "OMP_NUM_THREADS": "1",
-        "AERIE_SIMULATOR": json.dumps({"startup_seconds": 0.5, **options}),
-    }
+    return {**vllm_start.build_environment(), "AERIE_SIMULATOR": json.dumps({"startup_seconds": 0.5, **options})}
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from aerie_lab.cluster import Lab, process
 from aerie_lab.errors import LabError
 from aerie_lab.testing import Namespace, wait_until
 from aerie_lab.testing.plugin import new_namespace
+from tests.nightly import at_night
 
 Release = Callable[..., contextlib.AbstractContextManager[None]]
 
@@ -83,7 +84,7 @@ def test_operator_works_with_its_permissions_and_catalog(
             assert "forbidden" not in home.kubectl("logs", operator_pod["metadata"]["name"])
 
 
-@pytest.mark.parametrize("scope", ["all", "listed"])
+@pytest.mark.parametrize("scope", ["all", at_night("listed")])
 def test_tokens_are_created_and_no_secret_but_the_key_is_read(
     lab: Lab, namespace: Namespace, chart: Path, release: Release, scope: str
 ) -> None:

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from aerie.analysis.baseline import BaselineCalibration
 from aerie.analysis.criteria.criterion import ACCEPTANCE_LENGTH
 from aerie.analysis.measurement.blocks import ArmCounts, BlockRule, ClosedBlock
@@ -58,6 +60,7 @@ def a_day_later(calibration: BaselineCalibration) -> BaselineCalibration:
     return calibration
 
 
+@pytest.mark.nightly  # unit tests have the record and its readers
 def test_calibration_survives_killed_operator_and_is_used(
     namespace: Namespace, inner_operator: Any, wait_for_status: Callable[..., dict[str, Any]]
 ) -> None:

@@ -227,6 +227,7 @@ def test_prompts_become_redacted_files_and_users_notice_nothing(namespace: Names
     assert find_in_files([prompts], (SECRET, PERSON, USER, API_KEY), lambda _: True) == []
 
 
+@pytest.mark.nightly  # tests/unit/recorder has the faults of a storage
 @pytest.mark.usefixtures("models", "inner_operator")
 def test_storage_that_is_missing_is_named_and_costs_users_nothing(namespace: Namespace, prompts: Path, users: Users) -> None:
     (prompts / "of").write_text("a file where the folder has to be")

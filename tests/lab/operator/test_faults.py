@@ -73,6 +73,7 @@ def slow_rollout(
         yield pool.submit(roll_out, namespace)
 
 
+@pytest.mark.nightly  # two leaders conflict too
 @pytest.mark.usefixtures("slow_rollout")
 def test_rollout_completes_if_every_write_conflicts_once(
     namespace: Namespace,

@@ -100,6 +100,7 @@ def test_slow_promotion_of_forty_pods_passes_the_deadline(namespace: Namespace, 
     assert min_ready >= FLEET - 1, "a list of pods is not of one moment"
 
 
+@pytest.mark.nightly  # tests/unit/rollout/test_fleet_size.py has evicted pods and lost nodes
 @pytest.mark.usefixtures("operator")
 @pytest.mark.timeout(1500)
 def test_evicted_pod_and_lost_node_do_not_roll_back_promotion(namespace: Namespace, serving_fleet: ResourceFactory) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from aerie_lab.testing import Namespace, wait_until
 from tests.lab.operator.resources import resource
+from tests.nightly import use_each_nth
 
 LABEL = "nvidia.com/gpu.product"
 PRODUCTS = {"node-1": "NVIDIA-H100-80GB-HBM3", "node-2": "NVIDIA-A100-SXM4-80GB"}
@@ -34,7 +35,7 @@ def test_canary_on_another_gpu_is_not_compared_by_time(
 
 
 @pytest.mark.usefixtures("operator")
-@pytest.mark.parametrize("node", PRODUCTS)
+@pytest.mark.parametrize("node", use_each_nth(2, [*PRODUCTS]))
 def test_control_runs_on_gpu_product_of_canary(
     namespace: Namespace, wait_for_status: Callable[..., dict[str, Any]], node: str
 ) -> None:

@@ -107,6 +107,7 @@ def has_run_after_restart(pod: Object, seconds: float) -> bool:
     return datetime.now(UTC) - datetime.fromisoformat(str(started_at)) > timedelta(seconds=seconds)
 
 
+@pytest.mark.nightly  # tests/unit/rollout/canary has all three harms, and the slower engine stays here
 @pytest.mark.usefixtures("inner_operator")
 def test_repeated_engine_exits_roll_back_canary(namespace: Namespace, wait_for_status: Wait) -> None:
     """Each of three engines exits every 24 seconds, eight seconds after the other: most of them serve at any time, so that it is
@@ -134,6 +135,7 @@ def test_repeated_engine_exits_roll_back_canary(namespace: Namespace, wait_for_s
     assert any(text in outcome["message"].lower() for text in ("processes", "crash")), outcome["message"]
 
 
+@pytest.mark.nightly  # as above
 @pytest.mark.usefixtures("inner_operator")
 def test_abandoned_requests_roll_back_canary(namespace: Namespace, wait_for_status: Wait) -> None:
     host = f"{namespace.name}.example"

@@ -73,6 +73,7 @@ def wait_until_engine_starts(namespace: Namespace, wait_for_status: Wait) -> Non
     )
 
 
+@pytest.mark.nightly  # test_missing_repository... has a Job without a result, tests/unit its report
 @pytest.mark.usefixtures("operator")
 def test_preflight_without_hub_access_has_no_result(namespace: Namespace, wait_for_status: Wait) -> None:
     namespace.apply(resource({}))

@@ -173,6 +173,7 @@ def has_windows(status: Object) -> bool:
     return bool(status["phase"] == "Evaluating" and status["inPlaceRollout"].get("trialStartTime"))
 
 
+@pytest.mark.nightly  # test_shadow_pods.py and test_shadow_evaluation.py kill, test_capture.py has copies by the gateway
 def test_mirrored_requests_decide_whatever_is_killed(
     namespace: Namespace, models: Path, inner_operator: LabNetworkOperator, tmp_path: Path
 ) -> None:
@@ -235,6 +236,7 @@ def test_mirrored_requests_decide_whatever_is_killed(
     assert find_in_files([namespace.lab.folder, tmp_path], [API_KEY], lambda path: path.suffix == ".log") == []
 
 
+@pytest.mark.nightly  # a check of the search above
 def test_a_leak_is_found(namespace: Namespace, tmp_path: Path) -> None:
     marker = create_marker("leak")
     halves = [marker[:8], marker[8:]]  # the object alone does not have the word

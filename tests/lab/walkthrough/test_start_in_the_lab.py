@@ -96,6 +96,7 @@ def walkthrough(tmp_path: Path) -> Iterator[Walkthrough]:
         take_down_lab(NAME)
 
 
+@pytest.mark.nightly  # tests/lab/chart and tests/lab/operator have the effect of each command
 def test_the_commands_of_the_page_work(walkthrough: Walkthrough) -> None:
     walkthrough.run(f"{LAB}up --simulated-vllm")
     lab = Lab.find(NAME)

@@ -43,11 +43,11 @@ except KeyboardInterrupt:
 NAMES = ("first", "second", "third")
 
 
-def command(*codes: str, niceness: dict[str, int] | None = None) -> list[str]:
+def command(*codes: str, niceness: dict[str, int] | None = None, after: dict[str, str] | None = None) -> list[str]:
     """Return the command that runs these programs side by side, named by their order."""
     code = "import sys; from scripts.run_tests import run_side_by_side as run\n"
     code += f"commands = {{name: (sys.executable, '-c', code) for name, code in zip({NAMES}, sys.argv[1:], strict=True)}}\n"
-    code += f"run = run(commands, {niceness or {}})\n"
+    code += f"run = run(commands, {niceness or {}}, {after or {}})\n"
     return [sys.executable, "-c", code + "sys.exit(abs(run))", *codes]
 
 
@@ -95,6 +95,39 @@ def test_a_command_and_its_session_have_its_niceness() -> None:
     )
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_begins_when_the_one_before_it_has_ended(status: int, tmp_path: Path) -> None:
+    second = f"import time, pathlib; time.sleep(1); pathlib.Path({str(tmp_path / 'ended')!r}).touch(); raise SystemExit({status})"
+    third = f"import pathlib; print(pathlib.Path({str(tmp_path / 'ended')!r}).exists())"
+    done = subprocess.run(command("pass", second, third, after={"third": "second"}), cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith("second run beside these; ")
+    assert "\nthird run beside these, after 'second'; " in done.stdout
+    assert "\nthird, which ran beside these:\nTrue\n" in done.stdout
+    assert done.returncode == status
+
+
+def test_a_signal_begins_no_waiting_command(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with out.open("wb") as output:
+        codes = ("pass", WAITS.format("second"), "print('third begins')")
+        running = subprocess.Popen(command(*codes, after={"third": "second"}), cwd=ROOT, stdout=output, stderr=output)
+    try:
+        wait_until(lambda: "second begins" in _read_logs(out), "it waits for the signal")
+        os.kill(running.pid, signal.SIGTERM)
+        assert running.wait(120) != 0
+    finally:
+        running.kill()
+        running.wait()
+    assert "second tidied up" in out.read_text()
+    assert "third begins" not in out.read_text()
+
+
+def _read_logs(out: Path) -> str:
+    """Return what the commands have written so far."""
+    logs = re.findall(r"so far in (\S+)\n", out.read_text())
+    return "".join(Path(log).read_text() for log in logs) + out.read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_lets_all_commands_clean_up(number: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -103,8 +136,7 @@ def test_a_signal_lets_all_commands_clean_up(number: int, tmp_path: Path) -> Non
         running = subprocess.Popen(command(*programs), cwd=ROOT, stdout=output, stderr=output)
 
     def begun() -> bool:
-        logs = re.findall(r"so far in (\S+)\n", out.read_text())
-        written = "".join(Path(log).read_text() for log in logs) + out.read_text()
+        written = _read_logs(out)
         return all(f"{name} begins" in written for name in NAMES)
 
     try:

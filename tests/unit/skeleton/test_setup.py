@@ -101,6 +101,7 @@ def test_setup_runs_once_and_repairs_an_interrupted_run(project: Path) -> None:
     subprocess.run([project / ".venv/bin/python", "-c", "import pinned, small"], check=True)
 
 
+@pytest.mark.nightly  # a behaviour of pip with the lock that the other tests use
 @pytest.mark.slow
 def test_a_package_with_another_hash_than_the_lock_is_rejected(project: Path) -> None:
     lock = project / "requirements/dev.txt"
@@ -142,6 +143,7 @@ def test_lab_is_built_meanwhile_and_its_failure_is_none_of_set_up(project: Path)
     assert not (project / "built").exists(), "what is set up is not built again by each command"
 
 
+@pytest.mark.nightly  # the reverse of the failure above
 @pytest.mark.slow
 def test_failed_set_up_ends_the_build_of_the_lab(project: Path) -> None:
     code = (

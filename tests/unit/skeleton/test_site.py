@@ -30,6 +30,7 @@ def test_sections_are_those_of_the_index(site: ModuleType) -> None:
     assert ":caption: Start\n\ndocs/a\n```" in first_page
 
 
+@pytest.mark.nightly  # the links of the pages have tests of their own
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(site: ModuleType, tmp_path: Path) -> None:
     assert site.build_site(tmp_path / "site") == 0

@@ -131,6 +131,7 @@ def test_exit_status_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert output.out.startswith("words: ")
 
 
-@pytest.mark.slow  # `make quick` runs the script itself
+@pytest.mark.nightly  # `make check` runs the script
+@pytest.mark.slow
 def test_tree_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_words.main() == 0, capsys.readouterr().err

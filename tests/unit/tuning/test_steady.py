@@ -20,6 +20,7 @@ from aerie.tuning.decision.recommend import decide_setting
 from aerie.tuning.decision.types import TuningAction, TuningContext, TuningDecision
 from aerie.tuning.telemetry import HOUR, ReplicaWindow, TuningTelemetry
 from aerie_lab.engine.performance_model.acceptance import Acceptance, expected_survival
+from tests.nightly import use_each_nth
 from tests.unit.tuning.windows import K3, StepSeconds, window
 
 ENGINE = EngineConfig(Version.parse("0.33.0"), EngineArguments(data_parallel=2, api_server_count=1), is_moe=False)
@@ -138,7 +139,7 @@ def test_a_canary_that_shows_no_gain_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 50, 10))
+@pytest.mark.parametrize("first", use_each_nth(2, range(0, 50, 10)))
 def test_steady_traffic_is_changed_once_and_explored_once_a_day(first: int) -> None:
     """One simulation in ten, at most, needs two changes to reach the right setting."""
     more = []
@@ -157,7 +158,7 @@ def test_steady_traffic_is_changed_once_and_explored_once_a_day(first: int) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 50, 10))
+@pytest.mark.parametrize("first", use_each_nth(2, range(0, 50, 10)))
 def test_the_best_setting_is_not_changed(first: int) -> None:
     for seed in range(first, first + 10):
         simulation = SimulatedTuning(balanced_steps, SHALLOW, seed)

@@ -9,6 +9,7 @@ from benchmarks._tuning_days import simulate_days
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly  # test_steady.py and tests/unit/controller/tuning have the pauses after a trial
 def test_a_cluster_of_fixed_size_has_one_trial() -> None:
     totals = simulate_days("NoRoom")
     assert totals.trials == 1
@@ -26,6 +27,7 @@ def test_a_crashing_setting_is_tried_after_growing_pauses() -> None:
     assert 0 < totals.spent <= totals.gpu_hours + 2
 
 
+@pytest.mark.nightly  # as above
 def test_a_resource_without_tuning_gets_no_trial_pods() -> None:
     totals = simulate_days("Crash", mode="Recommend")
     assert (totals.trials, totals.gpu_hours, totals.pending_hours, totals.spent) == (0, 0, 0, 0)

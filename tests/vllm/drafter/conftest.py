@@ -18,17 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from aerie_lab.testing.vllm_start import build_environment
+
 START = 300.0
 """Seconds for a start: 30 on an idle machine with two cores, several times that on a busy one."""
-
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3900",
-    "OMP_NUM_THREADS": "1",
-}
-"""The environment of docs/how-to/vllm-on-cpu.md, with one computing thread on any core, and a long limit of idle connections."""
 
 FLAGS = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=67108864", "--max-num-seqs=16"]
 
@@ -97,7 +90,7 @@ def serve(vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
         with log.open("w") as stream:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)},
+                env=build_environment(Path(__file__).parent),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 process_group=0,  # which can be ended whole; its session, and so its share of the processors, is the tests'

@@ -192,6 +192,7 @@ def test_acceptance_length_equals_the_offline_one(drafter: str, served: Measurem
     assert served_length == pytest.approx(offline_length, rel=LENGTH_TOLERANCE)
 
 
+@pytest.mark.nightly  # test_parity.py compares two layers with a window
 def test_two_layers_with_a_window_accept_as_offline(
     measure: Measure, pair: ModelPair, texts: list[AnsweredText], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aerie_drafter.evaluate.speculation import TokenSampler, decode_speculatively, verify_draft
+from tests.nightly import at_night
 
 
 def chi_square(observed: dict[Any, int], expected: dict[Any, float], total: int) -> float:
@@ -60,7 +61,7 @@ def test_a_draft_with_target_probability_0_is_rejected() -> None:
     assert verify_draft([1], target_probabilities[:1], target_probabilities, TokenSampler()) == [1, 0]
 
 
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("sampled", [at_night(False), True])
 def test_speculative_texts_are_distributed_as_the_targets(make_pair: Callable[..., Any], sampled: bool) -> None:
     """All texts of three tokens, their chances computed by the target alone, against what the loop emits."""
     target, drafter = make_pair(4, draft_vocabulary=6)

@@ -18,6 +18,7 @@ from aerie_drafter.train.losses import LossMixture
 from aerie_drafter.train.packing import compute_text_starts, fetch_packed_hidden_states
 from aerie_drafter.train.states import InProcessTarget
 from aerie_drafter.train.ttt import LossOutput, TrainingBatch, TrainingTimeTest
+from tests.nightly import at_night
 from tests.unit.drafter.sizes import UNEQUAL_SIZES
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -58,7 +59,7 @@ def pack(rows: Sequence[Sequence[TrainingBatch]]) -> TrainingBatch:
     return TrainingBatch(**{name: joined(name) for name in names}, text_starts=starts)
 
 
-@pytest.mark.parametrize("mixture", [LossMixture(), LossMixture(kl=0.5, lk_lambda=1.0)])
+@pytest.mark.parametrize("mixture", [at_night(LossMixture()), LossMixture(kl=0.5, lk_lambda=1.0)])
 @pytest.mark.parametrize("family", FAMILIES)
 @given(lengths=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=2), seed=st.integers(0, 99))
 def test_loss_gradients_and_metrics_equal_those_of_separate_rows(

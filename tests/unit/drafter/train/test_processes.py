@@ -150,6 +150,7 @@ with processes.join_process_group() as group:
 )
 
 
+@pytest.mark.nightly  # test_trainer.py and test_checkpoint.py have kills and resumed steps of one process
 def test_a_kill_in_the_middle_of_a_step_changes_no_loss(settings_of: Make, tmp_path: Path) -> None:  # noqa: F811
     """Both processes are killed within step 7 by SIGKILL; the resumed ones repeat it from the save after step 6, bit for bit."""
     both = settings_of("both", optimizer__batch_size_per_process=2, optimizer__epochs=2)

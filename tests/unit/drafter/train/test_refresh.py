@@ -30,6 +30,7 @@ from aerie_drafter.refresh.sources import find_training_data, read_captured_prom
 from aerie_drafter.train.settings import parse_groups, parse_settings
 from aerie_drafter.train.setup import build_trainer
 from aerie_drafter.train.trainer import NullReporter, Trainer
+from tests.nightly import at_night
 
 ACCEPT_ALL = {"min_new_gain": -1.0, "max_old_loss": 1.0}
 
@@ -123,7 +124,7 @@ def test_a_refresh_trains_on_both_domains_and_exports(refresh: Callable[..., Ref
     assert "captured prompts held back" in (run.output / "README.md").read_text()
 
 
-@pytest.mark.parametrize("step", ["select", "answer", "train", "evaluate"])
+@pytest.mark.parametrize("step", ["select", at_night("answer"), "train", at_night("evaluate")])
 def test_a_refresh_that_was_killed_continues_with_the_same_prompts(
     refresh: Callable[..., Refresh], captured: Path, step: str
 ) -> None:

@@ -255,7 +255,7 @@ def test_held_out_conversations_of_the_whole_corpus_are_evaluated(
     assert evaluated == list(expected)
 
 
-@pytest.mark.parametrize("step", [4, 18])
+@pytest.mark.parametrize("step", [4, at_night(18)])
 def test_an_evaluation_that_failed_loses_no_step_and_is_repeated(
     settings_of: Make, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -526,6 +526,7 @@ assert not [name for name in threads if "gloo" in name], threads  # a thread tha
 """
 
 
+@pytest.mark.nightly  # test_processes.py has two processes with more settings
 def test_two_processes_equal_one_with_twice_the_rows(settings_of: Make, tmp_path: Path) -> None:
     listener = RecordingReporter()
     alone = settings_of("alone", optimizer__batch_size_per_process=4, optimizer__epochs=1)

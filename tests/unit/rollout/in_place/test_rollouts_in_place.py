@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -141,8 +142,12 @@ def test_passed_trial_waits_for_approval() -> None:
     finish(fleet, drafter="better")
 
 
-@pytest.mark.parametrize("phase", ["Staging", "Analyzing", "AwaitingApproval", "Promoting"])
-@pytest.mark.parametrize("change", ["third", "reverted", "rollback"])
+@pytest.mark.parametrize(
+    ("phase", "change"),
+    use_each_nth(
+        2, [*itertools.product(("Staging", "Analyzing", "AwaitingApproval", "Promoting"), ("third", "reverted", "rollback"))]
+    ),
+)
 def test_change_of_the_spec_in_every_phase(phase: str, change: str) -> None:
     canary = {"approval": "Manual"} if phase == "AwaitingApproval" else {}
     fleet = begin("better", 30, rollout={"canary": canary})

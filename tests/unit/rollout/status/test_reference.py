@@ -165,7 +165,7 @@ def watch(requests_per_hour: float, days: float, *, falls_by: float = 0.0) -> li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("requests_per_hour", use_each_nth(2, [1, 10, 36, 100, 720]))
+@pytest.mark.parametrize("requests_per_hour", use_each_nth(4, [1, 10, 36, 100, 720]))
 def test_noise_is_no_regression(requests_per_hour: float) -> None:
     assert watch(requests_per_hour, 40) == []
 
