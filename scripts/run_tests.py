@@ -1,15 +1,15 @@
-"""Run the tests as three commands: the lab's, which mostly wait, and beside them those with real vLLM, then the others.
+"""Run the tests as three commands, two at a time: the lab's, which mostly wait, those with real vLLM, then the others.
 
 Those without the lab have what it leaves of the processors. A lab's operators and engines work in each second, so a delay of its
 tests also costs more. Linux shares the processors between sessions first (autogroups), and only within one by niceness; each node
-and engine of a lab is a session. So each command is a session too, which has the niceness as well. One after the other, because
-two that share what a lab leaves have tests that exceed their time limits.
+and engine of a lab is a session. So each command is a session too, which has the niceness as well. Two at a time, because
+others that share what a lab leaves have tests that exceed their time limits.
 
 Guarantees: every test runs in one of the three, those marked `nightly` with `--all` alone; output of the first is shown
 immediately, and that of each other as a whole after it, also after a failure or Ctrl-C; the last lines of a failed command are
 repeated, unless they are the last anyway; status and tests of a failure are named at the end, where a truncated log still has
 them; the exit status is 0 only if all are 0. A signal to this process ends all like Ctrl-C in a terminal, pytest with all its
-processes, so that no lab is left running. Not guaranteed: an order between the lab's tests and the others, and a clean-up after a
+processes, so that no lab is left running. Not guaranteed: an order between the tests of two commands, and a clean-up after a
 SIGKILL. `pytest` alone runs everything in one process.
 """
 
@@ -45,8 +45,8 @@ COMMANDS = {
     "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", LONGER_LIMIT, "tests/unit"),
 }
 """The commands by name, with all tests. The first one's output is shown while it runs."""
-AFTER = {"The unit tests": "The tests with real vLLM"}
-"""The command that has to end before a command begins."""
+MOST_AT_A_TIME = 2
+"""Maximum number of commands at a time. The others begin when one ends."""
 NICENESS = {"The tests with real vLLM": 10, "The unit tests": 10}
 """Niceness of the commands by name; 0 for the others."""
 ENVIRONMENT = {"GOGC": "800", "GOMEMLIMIT": "2GiB"}
@@ -65,17 +65,14 @@ POLL_SECONDS = 0.2
 
 
 def run_side_by_side(
-    commands: Mapping[str, Sequence[str]], niceness: Mapping[str, int] = NICENESS, after: Mapping[str, str] = AFTER
+    commands: Mapping[str, Sequence[str]], niceness: Mapping[str, int] = NICENESS, most_at_a_time: int = MOST_AT_A_TIME
 ) -> int:
-    """Run the commands, by name, and return the first exit status other than 0."""
+    """Run the commands, by name, in their order, and return the first exit status other than 0."""
     with contextlib.ExitStack() as files:
         logs = {name: files.enter_context(tempfile.NamedTemporaryFile(prefix="tests-", suffix=".log")) for name in commands}
         first, *others = commands
         for name in others:
-            order = f", after {after[name]!r}" if name in after else ""
-            print(
-                f"{name} run beside these{order}; their output follows at the end, and is so far in", logs[name].name, flush=True
-            )
+            print(f"{name} run beside these; their output follows at the end, and is so far in {logs[name].name}", flush=True)
         running: dict[str, subprocess.Popen[bytes]] = {}
         signals: list[int] = []
 
@@ -89,10 +86,11 @@ def run_side_by_side(
         before = [signal.signal(number, end) for number in ENDING]
         try:
             with open(logs[first].name, "rb") as written:  # no pipe, which orphaned children could keep open
-                while not _all_ended(running) or (len(running) < len(commands) and not signals):
-                    for name, command in commands.items():
-                        if name not in running and not signals and _may_begin(name, running, after):
-                            running[name] = start(command, logs[name], niceness.get(name, 0))
+                waiting = list(commands)
+                while (not signals and waiting) or _count_running(running):
+                    while not signals and waiting and _count_running(running) < most_at_a_time:
+                        name = waiting.pop(0)
+                        running[name] = start(commands[name], logs[name], niceness.get(name, 0))
                     shutil.copyfileobj(written, sys.stdout.buffer)
                     sys.stdout.flush()
                     time.sleep(POLL_SECONDS)
@@ -144,14 +142,8 @@ def _names_a_test(line: bytes) -> bool:
     return line.startswith((b"FAILED ", b"ERROR "))
 
 
-def _all_ended(running: Mapping[str, subprocess.Popen[bytes]]) -> bool:
-    return all(process.poll() is not None for process in running.values())
-
-
-def _may_begin(name: str, running: Mapping[str, subprocess.Popen[bytes]], after: Mapping[str, str]) -> bool:
-    """Return whether the command that has to end before has ended."""
-    earlier = after.get(name)
-    return earlier is None or (earlier in running and running[earlier].poll() is not None)
+def _count_running(commands: Mapping[str, subprocess.Popen[bytes]]) -> int:
+    return sum(process.poll() is None for process in commands.values())
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ except KeyboardInterrupt:
 NAMES = ("first", "second", "third")
 
 
-def command(*codes: str, niceness: dict[str, int] | None = None, after: dict[str, str] | None = None) -> list[str]:
+def command(*codes: str, niceness: dict[str, int] | None = None, most: int = 3) -> list[str]:
     """Return the command that runs these programs side by side, named by their order."""
     code = "import sys; from scripts.run_tests import run_side_by_side as run\n"
     code += f"commands = {{name: (sys.executable, '-c', code) for name, code in zip({NAMES}, sys.argv[1:], strict=True)}}\n"
-    code += f"run = run(commands, {niceness or {}}, {after or {}})\n"
+    code += f"run = run(commands, {niceness or {}}, {most})\n"
     return [sys.executable, "-c", code + "sys.exit(abs(run))", *codes]
 
 
@@ -96,12 +96,12 @@ def test_a_command_and_its_session_have_its_niceness() -> None:
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_a_command_begins_when_the_one_before_it_has_ended(status: int, tmp_path: Path) -> None:
-    second = f"import time, pathlib; time.sleep(1); pathlib.Path({str(tmp_path / 'ended')!r}).touch(); raise SystemExit({status})"
-    third = f"import pathlib; print(pathlib.Path({str(tmp_path / 'ended')!r}).exists())"
-    done = subprocess.run(command("pass", second, third, after={"third": "second"}), cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.startswith("second run beside these; ")
-    assert "\nthird run beside these, after 'second'; " in done.stdout
+def test_a_command_beyond_the_maximum_begins_when_one_ends(status: int, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    ends_first = f"import time, pathlib; time.sleep(1); pathlib.Path({str(ended)!r}).touch(); raise SystemExit({status})"
+    waits = f"import time, pathlib\nwhile not pathlib.Path({str(ended)!r}).exists(): time.sleep(0.1)"
+    third = f"import pathlib; print(pathlib.Path({str(ended)!r}).exists())"
+    done = subprocess.run(command(waits, ends_first, third, most=2), cwd=ROOT, capture_output=True, text=True)
     assert "\nthird, which ran beside these:\nTrue\n" in done.stdout
     assert done.returncode == status
 
@@ -109,10 +109,10 @@ def test_a_command_begins_when_the_one_before_it_has_ended(status: int, tmp_path
 def test_a_signal_begins_no_waiting_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with out.open("wb") as output:
-        codes = ("pass", WAITS.format("second"), "print('third begins')")
-        running = subprocess.Popen(command(*codes, after={"third": "second"}), cwd=ROOT, stdout=output, stderr=output)
+        codes = (WAITS.format("first"), WAITS.format("second"), "print('third begins')")
+        running = subprocess.Popen(command(*codes, most=2), cwd=ROOT, stdout=output, stderr=output)
     try:
-        wait_until(lambda: "second begins" in _read_logs(out), "it waits for the signal")
+        wait_until(lambda: all(f"{name} begins" in _read_logs(out) for name in NAMES[:2]), "two run")
         os.kill(running.pid, signal.SIGTERM)
         assert running.wait(120) != 0
     finally:
