@@ -105,17 +105,18 @@ def test_cost_of_requests_of_which_nine_in_ten_are_dropped(tmp_path: Path) -> No
         async with run_process(tmp_path, engine, "--in-flight=2", "--waiting=2", "--neutral-defaults") as evaluator:
             await evaluator.send(chat("warm-up"))
             await evaluator.wait_for_pairs(1)
-            costs = []
-            for number in range(8):  # 4 of 40 requests are admitted each time, with 50 kB each
+            costs: list[float] = []
+            # Other work on the machine adds to the cost, to some of the rounds more than to others: one without it decides.
+            while not costs or (min(costs) >= MAX_CPU_SECONDS and len(costs) < 8):
                 before = evaluator.cpu_seconds()
                 engine.is_open.clear()
-                for _ in range(40):
+                for _ in range(40):  # 4 of 40 requests are admitted each time, with 50 kB each
                     await evaluator.send(chat("x" * 50_000))
                 engine.is_open.set()
-                await evaluator.wait_for_pairs(1 + 4 * (number + 1))
+                await evaluator.wait_for_pairs(1 + 4 * (len(costs) + 1))
                 costs.append((evaluator.cpu_seconds() - before) / 40)
-            assert await evaluator.metric("aerie_evaluator_requests_dropped_total") == 8 * 36
-            assert min(costs) < MAX_CPU_SECONDS, "other work on the machine only adds, to some of the rounds more than to others"
+            assert await evaluator.metric("aerie_evaluator_requests_dropped_total") == len(costs) * 36
+            assert min(costs) < MAX_CPU_SECONDS
             assert evaluator.peak_mebibytes() < MAX_MEBIBYTES
 
     run(work)
