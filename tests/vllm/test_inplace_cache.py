@@ -18,6 +18,7 @@ import pytest
 from aerie_drafter.bundle import find_bundle_path
 from aerie_drafter.evaluate.prompts import read_prompts
 from aerie_vllm.counters import ACCEPTED_TOKENS, DRAFTS
+from tests.nightly import use_each_nth
 from tests.vllm.inplace_server import InPlaceServer, serve_in_place
 
 pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
@@ -112,6 +113,7 @@ def continue_conversation(server: InPlaceServer, number: int, turns: int, **fiel
     return messages
 
 
+@pytest.mark.nightly  # the blocks of complete turns, which are most of them, are those of the test above
 def test_conversations_that_continue_across_changes(server: InPlaceServer) -> None:
     """Blocks that a turn in progress at a change leaves to the drafter before are few, and their effect is small."""
 
@@ -161,7 +163,7 @@ def ask_response(text: str) -> tuple[str, dict[str, Any]]:
     return "/v1/responses", {"input": text, "max_output_tokens": 4}
 
 
-@pytest.mark.parametrize("ask", [ask_chat, ask_two_answers, ask_completion, ask_response])
+@pytest.mark.parametrize("ask", use_each_nth(2, [ask_chat, ask_two_answers, ask_completion, ask_response]))
 def test_a_drafter_finds_only_its_own_blocks(server: InPlaceServer, ask: Any) -> None:
     path, body = ask(f"{ask.__name__}: {PREFIX}")
 

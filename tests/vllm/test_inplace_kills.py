@@ -64,6 +64,7 @@ def wait_for(condition: Callable[[], object], description: str) -> None:
     wait_until(condition, description, timeout_seconds=START, interval_seconds=0.5)
 
 
+@pytest.mark.nightly  # tests/unit/rollout/in_place ends operators and engines at any time
 @pytest.mark.usefixtures("vllm")
 def test_engine_has_the_drafter_that_it_should_have_after_kills(operated_namespace: Namespace) -> None:
     namespace, lab = operated_namespace, operated_namespace.lab

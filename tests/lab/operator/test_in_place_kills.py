@@ -44,7 +44,7 @@ from tests.lab.operator.in_place_resources import (
 )
 from tests.lab.operator.test_in_place_rollouts import find_condition, find_expected_drafter, is_measured
 
-# At night: tests/vllm/test_inplace_kills.py kills in some of the phases, and unit tests restart the operator at any time.
+# At night: test_shadow_evaluation.py kills operator and evaluators, and unit tests restart the operator at any time.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 900.0
