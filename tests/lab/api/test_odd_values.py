@@ -11,12 +11,15 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from aerie.api import ResourceError, SpeculativeDeployment
 from aerie.api.crd import build_root_schema
 from aerie.api.validation.admission import find_manifest_errors, prune_manifest
 from aerie_lab.cluster import Lab
 from aerie_lab.errors import KubeError
 from tests.lab.api.conftest import MINIMAL_RESOURCE, RESOURCES_PATH
+from tests.nightly import use_each_nth
 
 Json = dict[str, Any]
 ODD: tuple[Any, ...] = (
@@ -24,6 +27,8 @@ ODD: tuple[Any, ...] = (
     *("", " ", "-1", "0", "1.0", "1e3", "ä", "a" * 300, "x\u0000", "\ud7ff", "a\n"),
     *([], {}, [{}], [""], {"a": "b"}, {"a": -1}, {"": "a"}, None),
 )
+PARTS = 4
+"""Number of parts of the manifests. Each has every path and, at other paths, every value."""
 
 
 def iter_paths(schema: Json, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -63,13 +68,18 @@ def _is_whole_float(value: object) -> bool:
     return isinstance(value, float) and value.is_integer()
 
 
-def test_operator_reads_everything_that_the_server_accepts(lab: Lab, crd: Json) -> None:  # noqa: ARG001 - it has to be there
+@pytest.mark.parametrize("part", use_each_nth(PARTS, range(PARTS)))
+def test_operator_reads_everything_that_the_server_accepts(
+    lab: Lab,
+    crd: Json,  # noqa: ARG001 - it has to be there
+    part: int,
+) -> None:
     spec = build_root_schema()["properties"]["spec"]
     manifests = [
         (path, value, set_at_path(copy.deepcopy(MINIMAL_RESOURCE), ("spec", *path), value))
         for path in iter_paths(spec)
         for value in ODD
-    ]
+    ][part::PARTS]
     accepted_count = unreadable_count = 0
     faults: list[str] = []
     disagreed: list[str] = []
