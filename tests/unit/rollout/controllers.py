@@ -20,6 +20,8 @@ from tests.unit.rollout.world import World
 
 PREFLIGHT_DURATION = timedelta(seconds=20)
 """Duration of a preflight Job."""
+KUBELET_DELAY = timedelta(seconds=2)
+"""Time from the node of a pod that has waited for it to the first report of its kubelet. Others are reported immediately."""
 GATEWAY_DELAY = timedelta(seconds=1)
 """Delay until a gateway's controller observes a change of its route."""
 BROKEN_DRAFTERS: Mapping[str, State] = {"crashing": "Crashing", "hanging": "Loading"}
@@ -51,6 +53,8 @@ class SimulatedControllers(World):
         self.fleet = [pod for pod in self.fleet if pod.gone_at is None or self.now < pod.gone_at]
         deployments = {item["metadata"]["name"]: item for item in self.engine_deployments()}
         for pod in self.fleet:
+            if not pod.is_reported and self.now >= pod.since + KUBELET_DELAY:
+                pod.is_reported, pod.since = True, self.now
             if pod.serves_at is not None and pod.serves_at <= self.now and pod.deleted is None:
                 pod.become("Serving", pod.serves_at)
             if pod.deployment not in deployments and pod.deleted is None:
@@ -121,6 +125,7 @@ class SimulatedControllers(World):
 
     def _start_pod(self, pod: Pod) -> None:
         number = next(self.node_numbers)
+        pod.placed_at, pod.is_reported = self.now, pod.since == self.now
         pod.node = f"{self.products[number % len(self.products)]}-{number}"
         if pod.revision in self.unpullable_revisions:
             pod.become("Imageless", self.now)
@@ -179,6 +184,8 @@ class SimulatedControllers(World):
                 yield pod.gone_at
             if pod.serves_at is not None and pod.deleted is None:
                 yield pod.serves_at
+            if not pod.is_reported:
+                yield pod.since + KUBELET_DELAY
         for (kind, _), item in self.objects.items():
             if kind == "Job" and not item.get("status"):
                 yield _creation_time(item) + PREFLIGHT_DURATION

@@ -40,6 +40,10 @@ class Pod:
     deleted: datetime | None = None
     node: str = ""
     """Node on which it runs; empty while it waits for room."""
+    placed_at: datetime | None = None
+    """Time at which it got its node."""
+    is_reported: bool = True
+    """Whether its kubelet has reported it; before that, only the scheduler has."""
     gone_at: datetime | None = None
     """Time at which it has drained; None: not before its node comes back."""
     _built: tuple[Any, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
@@ -72,7 +76,7 @@ class Pod:
 
     def document(self) -> dict[str, Any]:
         """Return its object in the API server; it must not be changed. It is built again only after a change of the pod."""
-        depends_on = (self.state, self.since, self.restarts, self.ended, self.deleted, self.node)
+        depends_on = (self.state, self.since, self.restarts, self.ended, self.deleted, self.node, self.is_reported)
         if self._built is None or self._built[0] != depends_on:
             self._built = depends_on, self._build_document()
         return self._built[1]
@@ -98,6 +102,10 @@ class Pod:
         scheduled = {"type": "PodScheduled", "status": "False" if self.state == "Roomless" else "True"}
         if self.state == "Roomless":
             scheduled |= {"reason": "Unschedulable", "message": "0/9 nodes are available: insufficient nvidia.com/gpu."}
+            return {"phase": "Pending", "conditions": [scheduled]}
+        if self.placed_at is not None:
+            scheduled |= {"lastTransitionTime": self.placed_at.isoformat()}
+        if not self.is_reported:
             return {"phase": "Pending", "conditions": [scheduled]}
         ready = {
             "type": "Ready",

@@ -150,3 +150,21 @@ def test_permanently_failed_pod_stays_and_is_replaced() -> None:
 
 def _state(pod: Pod) -> str:
     return "Leaving" if pod.deleted is not None else pod.state
+
+
+@pytest.mark.parametrize("replicas", [20, 40])
+def test_a_promotion_that_waited_for_room_continues_when_there_is_some(replicas: int) -> None:
+    """Its pods are awaited for the deadline from the time at which they have a node."""
+    cluster = healthy(replicas, 60.0)
+    cluster.drafter("eagle31")
+    assert cluster.advance(timedelta(hours=5), lambda: bool(cluster.status["phase"] == "Promoting"))
+    cluster.places = 0
+    cluster.react()
+    cluster.advance(timedelta(hours=3))
+    assert cluster.status["phase"] == "Promoting"
+    cluster.places = 10**6
+    cluster.react()
+    cluster.reconcile()
+    assert cluster.advance(timedelta(hours=5), lambda: bool(cluster.status["phase"] in ("Ready", "RollingBack", "RolledBack")))
+    assert cluster.status["phase"] == "Ready"
+    assert cluster.status["stable"]["drafter"] == "models/eagle31"

@@ -75,10 +75,6 @@ def _crash_looping_pods(arm_pods: ArmPods) -> list[KubernetesObject]:
 
 
 def _recently_failed_pods(arm_pods: ArmPods, now: datetime) -> list[KubernetesObject]:
-    """Return pods of the last hour that have terminated: evicted repeatedly, or rejected by every node."""
-    pods_with_creation = ((pod, pod["metadata"].get("creationTimestamp")) for pod in arm_pods.terminal_pods)
-    return [
-        pod
-        for pod, created_at in pods_with_creation
-        if created_at and datetime.fromisoformat(created_at) > now - pod_failures.MIN_STABLE_RUN
-    ]
+    """Return terminated pods that got their nodes within the last hour: evicted repeatedly, or rejected by every node."""
+    placed_pods = ((pod, pod_failures.placed_at(pod)) for pod in arm_pods.terminal_pods)
+    return [pod for pod, placed_at in placed_pods if placed_at is not None and placed_at > now - pod_failures.MIN_STABLE_RUN]

@@ -109,10 +109,29 @@ def is_pod_ready(pod: KubernetesObject) -> bool:
 
 
 def not_ready_since(pod: KubernetesObject) -> datetime | None:
-    """Return when the pod ceased to be ready, or was created; None when it is ready, or when the time is unknown."""
+    """Return when the pod ceased to be ready, got its node, or was created; None when it is ready, or when the time is unknown.
+
+    The scheduler reports the node before its kubelet reports the condition Ready: until then, the time at which it got the node
+    counts, so that a pod that has waited for a node is not late when it gets one.
+    """
     if is_pod_ready(pod):
         return None
-    timestamp = _condition(pod, "Ready").get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
+    changed_at = _condition(pod, "Ready").get("lastTransitionTime")
+    times = [datetime.fromisoformat(changed_at)] if changed_at else []
+    began_at = placed_at(pod) or _created_at(pod)
+    return max([*times, began_at] if began_at is not None else times, default=None)
+
+
+def placed_at(pod: KubernetesObject) -> datetime | None:
+    """Return when the pod got its node, or was created where that time is unknown; None while it waits for a node."""
+    if is_pod_unschedulable(pod):
+        return None
+    timestamp = _condition(pod, "PodScheduled").get("lastTransitionTime")
+    return datetime.fromisoformat(timestamp) if timestamp else _created_at(pod)
+
+
+def _created_at(pod: KubernetesObject) -> datetime | None:
+    timestamp = pod["metadata"].get("creationTimestamp")
     return datetime.fromisoformat(timestamp) if timestamp else None
 
 

@@ -37,10 +37,9 @@ class EnginePod:
         return pod_failures.is_pod_ready(self.document)
 
     @property
-    def created_at(self) -> datetime | None:
-        """Time at which it was created."""
-        timestamp = self.document["metadata"].get("creationTimestamp")
-        return datetime.fromisoformat(timestamp) if timestamp else None
+    def placed_at(self) -> datetime | None:
+        """Time at which it got its node; None while it waits for one."""
+        return pod_failures.placed_at(self.document)
 
     @property
     def state(self) -> DrafterState | None:

@@ -97,7 +97,7 @@ def check_promotion(
 def _find_failure(pod: EnginePod, drafter: InPlaceDrafter, started_at: datetime) -> str:
     """Return why a pod has failed since the promotion began, as a clause; empty if it has not."""
     not_ready_since = pod_failures.not_ready_since(pod.document)
-    if not_ready_since is not None and pod.created_at is not None and pod.created_at < started_at <= not_ready_since:
+    if not_ready_since is not None and pod.placed_at is not None and pod.placed_at < started_at <= not_ready_since:
         return "is not ready any more"
     if pod.serves_alone(drafter.digest):
         return ""

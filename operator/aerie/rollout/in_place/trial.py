@@ -99,7 +99,7 @@ def begin_trial(rollout: InPlaceRollout, pods: Iterable[EnginePod], fleet_size: 
 def begin_trial_at(rollout: InPlaceRollout, schedule: WindowSchedule, pods: Sequence[EnginePod], now: datetime) -> InPlaceRollout:
     """Return the rollout whose trial begins now in these pods, with these windows."""
     started_at = now.replace(microsecond=0)
-    hours = sum((now - (pod.created_at or now)).total_seconds() for pod in pods) / 3600
+    hours = sum((now - (pod.placed_at or now)).total_seconds() for pod in pods) / 3600
     state = start_trial(hours, sum(pod_failures.read_restart_count(pod.document) for pod in pods))
     update = {
         "trial_start_time": started_at,

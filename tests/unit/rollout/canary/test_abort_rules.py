@@ -98,6 +98,16 @@ def test_repeated_evictions_of_canary_abort(messages: Messages) -> None:
     assert list(find_abort_reasons(group([pod("a", serves=False)], old), others, {}, DEADLINE, {}, NOW)) == []
 
 
+def test_evicted_pods_that_had_waited_for_their_nodes_abort() -> None:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": (NOW - timedelta(minutes=5)).isoformat()}
+    dead = [evicted(name, timedelta(hours=3)) for name in "abc"]
+    canary, others = group([pod("d", serves=False)], dead), group([pod("e")])
+    assert not list(find_abort_reasons(canary, others, {}, DEADLINE, {}, NOW))
+    for ended in dead:
+        ended["status"]["conditions"] = [placed]
+    assert list(find_abort_reasons(canary, others, {}, DEADLINE, {}, NOW))
+
+
 def test_invalid_metrics_of_canary_alone_abort(messages: Messages) -> None:
     (message,) = abort_reasons([pod("a")], [pod("b")], a="a counter is NaN.")
     messages.check("invalid metrics", message)

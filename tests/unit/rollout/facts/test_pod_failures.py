@@ -14,6 +14,20 @@ def pod(name: str, state: State) -> Pod:
     return Pod(name, "chat-a", {}, "", START, state, START)
 
 
+def test_a_pod_that_waited_for_its_node_is_awaited_from_the_time_at_which_it_got_it() -> None:
+    """The node's kubelet reports the condition Ready later than the scheduler reports the node."""
+    waiting = pod("a", "Roomless")
+    assert pod_failures.not_ready_since(waiting.document()) == START
+    placed = START + timedelta(hours=1)
+    waiting.node, waiting.placed_at, waiting.is_reported = "H100-1", placed, False
+    waiting.become("Loading", placed)
+    assert pod_failures.not_ready_since(waiting.document()) == placed
+    waiting.is_reported, waiting.since = True, placed + timedelta(seconds=2)
+    assert pod_failures.not_ready_since(waiting.document()) == waiting.since
+    waiting.become("Serving", placed + timedelta(minutes=5))
+    assert pod_failures.not_ready_since(waiting.document()) is None
+
+
 def test_lack_of_room_is_reported_besides_worse_failures(messages: Messages) -> None:
     """One pod of four without its image is excused; the rollout then waits for room alone, which has to be shown."""
     states: dict[str, State] = {"a": "Roomless", "b": "Imageless", "c": "Roomless"}

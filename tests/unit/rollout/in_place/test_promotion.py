@@ -49,6 +49,24 @@ def test_batch(pod_count: int, batch: int) -> None:
     assert not progress.is_complete
 
 
+@pytest.mark.parametrize(
+    ("placed_seconds", "is_failure"), [(None, False), (5.0, False), (-60.0, True)], ids=["no node", "node since", "node before"]
+)
+def test_pod_that_waited_for_its_node_has_not_failed(placed_seconds: float | None, is_failure: bool) -> None:
+    """It was created before the promotion, and its kubelet reports it as not ready after."""
+    pod = reports.pod("a")
+    conditions = [{"type": "PodScheduled", "status": "False"}]
+    if placed_seconds is not None:
+        placed, reported = ((BEGAN + timedelta(seconds=seconds)).isoformat() for seconds in (placed_seconds, 7.0))
+        conditions = [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": placed},
+            {"type": "Ready", "status": "False", "lastTransitionTime": reported},
+        ]
+    metadata = pod.document["metadata"] | {"creationTimestamp": (BEGAN - timedelta(hours=1)).isoformat()}
+    pod = replace(pod, document={**pod.document, "metadata": metadata, "status": {"phase": "Pending", "conditions": conditions}})
+    assert bool(check([pod]).failures) == is_failure
+
+
 def test_pod_with_the_drafter_on_trial_makes_it_its_own() -> None:
     lease = DrafterLease(digest_of("better"), 50.0)
     progress = check([reports.pod("a", reports.state(loaded="better", lease=lease))])
