@@ -55,6 +55,7 @@ def pair(vllm: Path, tmp_path_factory: pytest.TempPathFactory, report_progress: 
     return run
 
 
+@pytest.mark.nightly  # test_metrics.py has the exposition of real vLLM, tests/unit/simulator the counters
 def test_expositions_have_the_same_families_labels_and_buckets(pair: AgreementRun) -> None:
     def shape(exposition: str) -> dict[str, tuple[str, str, set[str]]]:
         return {
@@ -91,6 +92,7 @@ def test_expositions_have_the_same_families_labels_and_buckets(pair: AgreementRu
 VARYING_LABELS = {"version", "patchlevel"}
 
 
+@pytest.mark.nightly  # test_metrics.py has the exposition of real vLLM, tests/unit/simulator the counters
 @pytest.mark.parametrize("kind", ["real", "simulated"])
 def test_relations_of_the_counters(pair: AgreementRun, kind: EngineKind) -> None:
     counters = pair.real if kind == "real" else pair.simulated
@@ -115,6 +117,7 @@ def test_relations_of_the_counters(pair: AgreementRun, kind: EngineKind) -> None
     assert counters["vllm:prompt_tokens_total"] - counters["vllm:prompt_tokens_cached_total"] == computed
 
 
+@pytest.mark.nightly  # test_metrics.py has the exposition of real vLLM, tests/unit/simulator the counters
 def test_acceptance_length_agrees_within_2_per_cent(pair: AgreementRun) -> None:
     assert acceptance_length(pair.simulated) == pytest.approx(acceptance_length(pair.real), rel=0.02), render_agreement_table(
         pair

@@ -33,7 +33,8 @@ FORECAST_TOLERANCE = 0.25
 """Share of a speed-up: far below what speculation loses here, which is a factor of two."""
 OFF_REASONS = "speculation is slower on this load: the gain without it is +", "no speculation is +"
 """Beginnings of the decision's reason. The first one needs certainty that K = 1, which is close here, is worse too."""
-pytestmark = pytest.mark.timeout(2400)  # the first test may have to install vLLM
+# At night: tests/unit/tuning has the decisions, test_simulator_agreement.py the drafts of a schedule.
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2400)]  # the first test may have to install vLLM
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,8 @@ def _describe_setting(view: ResourceView, now: datetime) -> Iterator[str]:
             f"rate since then {100 * savings.get('currentRate', 0):.1f} %"
         )
     trials = speculation.get("trials") or ()
-    yield f"{len(trials)} trials in the history (kubectl aerie history)" if trials else "no trials yet"
+    count = "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+    yield f"{count} in the history (kubectl aerie history)" if trials else "no trials yet"
 
 
 def _describe_decision(view: ResourceView, record: Mapping[str, str] | None, now: datetime) -> Iterator[str]:
