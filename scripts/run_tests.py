@@ -42,7 +42,7 @@ COMMANDS = {
     # One process: two engines at once are slower than one after the other.
     "The tests with real vLLM": (*PYTEST, LONGER_LIMIT, "tests/vllm"),
     # Two processes: both processors are free when the others have ended. The files in tests/conftest.py's order.
-    "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", LONGER_LIMIT, "tests/unit"),
+    "The unit tests": (*PYTEST, "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "tests/unit"),
 }
 """The commands by name, with all tests. The first one's output is shown while it runs."""
 MOST_AT_A_TIME = 2
