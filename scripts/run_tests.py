@@ -2,8 +2,8 @@
 
 Those without the lab have what it leaves of the processors. A lab's operators and engines work in each second, so a delay of its
 tests also costs more. Linux shares the processors between sessions first (autogroups), and only within one by niceness; each node
-and engine of a lab is a session. So each command is a session too, which has the niceness as well. Two at a time, because
-others that share what a lab leaves have tests that exceed their time limits.
+and engine of a lab is a session. So each command is a session too, which has the niceness as well. Two at a time: of three,
+two shared what a lab left, and their tests exceeded their time limits.
 
 Guarantees: every test runs in one of the three, those marked `nightly` with `--all` alone; output of the first is shown
 immediately, and that of each other as a whole after it, also after a failure or Ctrl-C; the last lines of a failed command are

@@ -1,6 +1,7 @@
 """Parameters of a test, of which `make test` uses some and `make test-all` all.
 
-For another seed, size or fault of a check that the remaining parameters make too: never for the only test of a behaviour.
+For another seed, size or fault of a check that the remaining parameters make too: never for the only test of a behaviour. A whole
+test with the mark has a comment that names the tests of the same behaviour that stay, often with fewer real parts.
 """
 
 from __future__ import annotations

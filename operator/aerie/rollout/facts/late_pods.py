@@ -1,6 +1,7 @@
 """Late pods of an arm: those that were requested and have not been ready for spec.rollout.progressDeadline.
 
-    a pod that is not ready     ─► late when it has not been ready for the deadline, by its own conditions
+    a pod that is not ready     ─► late when it has not been ready for the deadline, by its own conditions; from
+                                    the time at which it has a node, where it has waited for one
     a pod that was not created  ─► late when its Deployment has reported ReplicaFailure for the deadline
     no progress at all          ─► each requested pod that is not ready is late after STALL_DEADLINE_MULTIPLE deadlines
 

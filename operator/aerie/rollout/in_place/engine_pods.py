@@ -38,7 +38,7 @@ class EnginePod:
 
     @property
     def placed_at(self) -> datetime | None:
-        """Time at which it got its node; None while it waits for one."""
+        """Time at which it got its node, or was created where that is unknown; None while it waits for one."""
         return pod_failures.placed_at(self.document)
 
     @property
